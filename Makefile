@@ -39,7 +39,7 @@ PARITY_all := --level full
 # A machine may forbid compiled modules; every command here would then compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup parity cutlass cute full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench benchmarks clean mutate invariant litmus exhaustive
+.PHONY: help setup parity cutlass cute full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench benchmarks clean mutate invariant litmus exhaustive site
 
 help:
 	@echo "Prove"
@@ -71,6 +71,7 @@ help:
 	@echo "  make benchmarks docs/BENCHMARK_RESULTS.md and its pictures, from reports/bench"
 	@echo "The rest"
 	@echo "  make setup      install at once all that the other targets install when they need it"
+	@echo "  make site       docs/ as a site, into out/site"
 	@echo "  make clean      remove what is installed and built here"
 
 # --- environment ----------------------------------------------------------------------------------------------------
@@ -103,6 +104,10 @@ $(VENV)/.lint: $(VENV)/.core
 
 $(VENV)/.notebooks: $(VENV)/.core
 	$(INSTALL) --editable '.[notebooks]'
+	touch $@
+
+$(VENV)/.site: $(VENV)/.core
+	$(INSTALL) --editable '.[site]'
 	touch $@
 
 setup: $(VENV)/.setup
@@ -203,6 +208,10 @@ lint: $(VENV)/.lint $(VENV)/.test
 # After `make bench` or `make test-gpu`: the page and its pictures, from reports/bench alone.
 benchmarks: $(VENV)/.core
 	$(BIN)/python tools/benchmarks.py
+
+# A page that is not in the navigation of mkdocs.yml, or a heading that a link names in vain, fails.
+site: $(VENV)/.site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The commits that a clean clone has, so commit first.
 workflow: $(VENV)/.test

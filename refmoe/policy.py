@@ -101,7 +101,7 @@ class Policy:
         name: name of the policy.
         mode: how the scale is chosen.
         edge: how edge blocks are treated; None if the system's rule for scales is its own altogether (gguf, see
-            `refmoe.reference.gguf`).
+            `refmoe.reference.gguf.mxfp4`).
         rounding: how elements are rounded.
         formats: the MX formats that the system produces with it.
     """

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 from refmoe.catalog import parse_case
 from refmoe.errors import ArgumentError
@@ -42,6 +43,31 @@ def section(text: str, heading: str) -> list[list[str]]:
 
 def code(text: str) -> str:
     return text.strip("`")
+
+
+# --- the site ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    def pages(entry: Any) -> Iterator[str]:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            for part in entry.values() if isinstance(entry, dict) else entry:
+                yield from pages(part)
+
+    navigation = list(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    assert sorted(navigation) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "index.md").read_text()
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} - {"index.md"}
+    assert {page for page in pages if f"({page})" not in index} == set()
+
+
+def test_docs_have_three_parts() -> None:
+    assert {path.name for path in DOCS.iterdir() if path.is_dir()} == {"guides", "families", "internals"}
 
 
 # --- family pages ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Make the figures of README.md and docs/guides/probe.md from what is committed, so that nobody types one.
+"""Make the figures of README.md and of two guides from what is committed, so that nobody types one.
 
 They come from the reports, and from the chips that answered `refmoe probe`.
 
@@ -20,15 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from refmoe.bench.page import whole_rows
 from refmoe.catalog import parse_case
 from refmoe.files import write_atomic
 from refmoe.probe.merge import chips_sentence, read_evidence, table
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "guides" / "probe.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / "guides" / page for page in ("evidence.md", "probe.md")))
 REPORTS = ROOT / "reports"
 SHOWN_MUTANT = "20-flush-to-zero"
+WRONG_CALLS = "wrong calls refused"
 
 
 def main() -> int:
@@ -61,31 +61,67 @@ def _mismatch() -> str:
     return f"```\n{mutant['verdict']} {mutant['finding']}\nrepro: refmoe repro '{mutant['case']}'\n```"
 
 
+def _groups(name: str) -> dict[tuple[str, str], list[Any]]:
+    """The cases of a report by family and architecture."""
+    groups: dict[tuple[str, str], list[Any]] = {}
+    for case in _load(name)["cases"]:
+        groups.setdefault((case["family"], case["arch"]), []).append(case)
+    return groups
+
+
 def _proven() -> str:
-    rows = [
-        "| kernel | built for | where it ran | cases | bytes compared | rests on |",
-        "|---|---|---|---|---|---|",
+    """A row for each kernel: how many cases passed, by where they ran."""
+    executed, native = _groups("ptx.json"), _groups("h200.json")
+    columns = [("executed", arch, executed) for arch in sorted({arch for _, arch in executed})]
+    columns += [
+        (f"on an {_load('h200.json')['environment']['gpu']}", arch, native)
+        for arch in sorted({arch for _, arch in native})
     ]
-    for name in ("ptx.json", "h200.json"):
-        report = _load(name)
-        places = {"ptx": "PTX executed, no GPU", "cuda": report["environment"]["gpu"]}
-        groups: dict[tuple[str, str, str], list[Any]] = {}
-        for case in report["cases"]:
-            groups.setdefault((case["family"], case["arch"], case["device"]), []).append(case)
-        for (family, arch, device), cases in sorted(groups.items()):
-            verdicts = Counter(_verdict(case) for case in cases)
-            counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in sorted(verdicts))
-            compared = sum(case["compared"] for case in cases)
-            models = sorted({f"{c['model']}: {c['model_evidence']}" for c in cases if c.get("model")})
-            rests = f"bit-exact; tensor cores by the model {', '.join(models)}" if models else "bit-exact"
-            rows.append(f"| {family} | {arch} | {places[device]} | {counts} | {compared:,} | {rests} |")
+    rows = [
+        "| kernel | " + " | ".join(f"{arch} {place}" for place, arch, _ in columns) + " |",
+        "|---" + "|---:" * len(columns) + "|",
+    ]
+    for family in sorted({family for _, _, groups in columns for family, _ in groups}):
+        cells = [_passed(groups.get((family, arch), [])) for _, arch, groups in columns]
+        rows.append(f"| {family} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def _passed(cases: list[Any]) -> str:
+    """Cases that passed; and, in words, those that did not run to a comparison. Wrong calls are not counted here."""
+    verdicts = Counter(_verdict(case) for case in cases)
+    verdicts.pop(WRONG_CALLS, None)
+    passed = verdicts.pop("PASS", 0)
+    others = ", ".join(f"{count} {verdict.lower()}" for verdict, count in sorted(verdicts.items()))
+    return f"{passed:,} ({others})" if others else f"{passed:,}" if cases else ""
+
+
+def _evidence() -> str:
+    """A row for each kernel: bytes compared by where, wrong calls refused, and what the products rest on."""
+    executed, native = _load("ptx.json"), _load("h200.json")
+    gpu = native["environment"]["gpu"]
+    rows = [
+        f"| kernel | bytes compared, executed | bytes compared on an {gpu} | wrong calls refused | rests on |",
+        "|---|---:|---:|---:|---|",
+    ]
+    both = [*executed["cases"], *native["cases"]]
+    for family in sorted({case["family"] for case in both}):
+        compared = (
+            sum(case["compared"] for case in report["cases"] if case["family"] == family)
+            for report in (executed, native)
+        )
+        cases = [case for case in both if case["family"] == family]
+        refused = sum(_verdict(case) == WRONG_CALLS for case in cases)
+        models = sorted({f"{c['model']}: {c['model_evidence']}" for c in cases if c.get("model")})
+        rests = f"bit-exact; tensor cores by the model {', '.join(models)}" if models else "bit-exact"
+        rows.append(f"| {family} | " + " | ".join(f"{count:,}" for count in (*compared, refused)) + f" | {rests} |")
     return "\n".join(rows)
 
 
 def _verdict(case: dict[str, Any]) -> str:
     """The verdict in words; a wrong call that was refused, as it has to be, is no kernel that lacks something."""
     refused = case["verdict"] == "UNSUPPORTED" and ":wrong=" in case["id"]
-    return "wrong calls refused" if refused else str(case["verdict"])
+    return WRONG_CALLS if refused else str(case["verdict"])
 
 
 def _tiles() -> str:
@@ -181,15 +217,6 @@ def _bench() -> str:
     return "\n".join(rows)
 
 
-def _gpu() -> str:
-    report = _load("bench/gpu.json")
-    rows = [f"| {report['gpu']} | µs | TB/s | time / floor |", "|---|---|---|---|"]
-    for row in whole_rows(report):
-        bandwidth = f"{row['terabytes_per_second']:.2f}" if row["traffic_bytes"] > 10**7 else ""
-        rows.append(f"| {row['name']} | {row['microseconds']:.2f} | {bandwidth} | {row['ratio_to_floor']:.2f} |")
-    return "\n".join(rows)
-
-
 def _cutlass() -> str:
     """The builds of CUTLASS's kernel: in how many cases each ran, and which were not made."""
     builds: dict[tuple[str, str], Counter[str]] = {}
@@ -245,12 +272,12 @@ def _chips() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "mismatch": _mismatch,
     "proven": _proven,
+    "evidence": _evidence,
     "silicon": _silicon,
     "tiles": _tiles,
     "tolerances": _tolerances,
     "mutants": _mutants,
     "bench": _bench,
-    "gpu": _gpu,
     "cutlass": _cutlass,
     "drift": _drift,
     "probed": _probed,

@@ -171,7 +171,7 @@ def _plan(device: CudaDevice, operands: _Operands, out: Buffer, *, model: str, t
     )
 
 
-def _deepgemm_builds(device: CudaDevice, experts: int) -> list[deepgemm.Build]:
+def _deepgemm_builds(device: CudaDevice, experts: int) -> list[deepgemm.DeepGemmBuild]:
     """The instantiations that are timed; none on another chip than SM90, or without headers."""
     try:
         find_headers()
@@ -180,10 +180,14 @@ def _deepgemm_builds(device: CudaDevice, experts: int) -> list[deepgemm.Build]:
     if device.arch != deepgemm.ARCH:
         return []
     chip = device.multiprocessors
-    return [deepgemm.Build("contiguous", *tile, experts, chip // tile[-1] * tile[-1]) for tile in DEEPGEMM_BUILDS]
+    return [
+        deepgemm.DeepGemmBuild("contiguous", *tile, experts, chip // tile[-1] * tile[-1]) for tile in DEEPGEMM_BUILDS
+    ]
 
 
-def _deepgemm_plan(device: CudaDevice, operands: _Operands, out: Buffer, *, build: deepgemm.Build) -> LaunchPlan:
+def _deepgemm_plan(
+    device: CudaDevice, operands: _Operands, out: Buffer, *, build: deepgemm.DeepGemmBuild
+) -> LaunchPlan:
     """A launch of DeepGEMM's. Experts begin at multiples of a tile here, as it asks for."""
     buffers = deepgemm.Buffers(
         operands.tokens, operands.token_scales, operands.weights, operands.weight_scales, operands.m_indices, out

@@ -22,7 +22,7 @@ from refmoe.cuda.arguments import scale_buffer_bytes
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.expand import expand_as_kernel, expand_kernel, expand_plan
 from refmoe.cuda.finalize import finalize_kernel, finalize_plan
-from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Kernel, LaunchPlan, row_plan
+from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Entry, LaunchPlan, row_plan
 from refmoe.cuda.quantize import mxfp8_quantize_kernel, mxfp8_quantize_plan
 from refmoe.cuda.routing import MapBuffers, permute_plan, route_plans
 from refmoe.errors import ArgumentError
@@ -274,7 +274,7 @@ def _quantize_plan(device: CudaDevice, tokens: int, layout: str, seed: int) -> L
 
 
 def _expand_plan(
-    device: CudaDevice, kernel: Kernel, x: Buffer, input_sf: Buffer | None, tokens: int, seed: int
+    device: CudaDevice, kernel: Entry, x: Buffer, input_sf: Buffer | None, tokens: int, seed: int
 ) -> LaunchPlan:
     ids, permutation = _choices(tokens, seed)
     rows = tokens * TOP_K

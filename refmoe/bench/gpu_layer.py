@@ -11,7 +11,7 @@ import numpy as np
 from refmoe.bench.gpu_timing import Contender, contender, drawn_bytes, empty, interleaved, read, rows_of
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.moe.integer import integer_steps, integer_workspace_bytes, output_bytes
-from refmoe.cuda.moe.launches import LayerBuffers, LayerShape, Step
+from refmoe.cuda.moe.launches import LaunchStep, LayerBuffers, LayerShape
 from refmoe.formats import Q8_1
 
 PATH = "dp4a"
@@ -55,12 +55,12 @@ def _rows(device: CudaDevice, floors: CudaDevice, tokens: int) -> list[dict[str,
     return rows_of([floor, layer, *launches], [summed, *samples[len(least) :]])
 
 
-def _bytes(step: Step, shape: LayerShape) -> int:
+def _bytes(step: LaunchStep, shape: LayerShape) -> int:
     traffic = step.traffic([1] * shape.experts)
     return traffic.read + traffic.written
 
 
-def _steps(device: CudaDevice, shape: LayerShape, seed: int) -> tuple[Step, ...]:
+def _steps(device: CudaDevice, shape: LayerShape, seed: int) -> tuple[LaunchStep, ...]:
     """The launches of a layer on drawn tokens, codes and scales."""
     rng = np.random.default_rng(seed)
     both = 2 * shape.intermediate

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from refmoe.cuda.device import CudaDevice
-from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
+from refmoe.cuda.launch import Buffer, Entry, LaunchPlan
 from refmoe.errors import RefmoeError
 
 ROUNDS = 15
@@ -74,7 +74,7 @@ def contender(
 
 def empty(floors: CudaDevice) -> Contender:
     """A launch that does nothing."""
-    plan = LaunchPlan(Kernel("floors", "refmoe_bench_empty"), grid=1, block=32, arguments=())
+    plan = LaunchPlan(Entry("floors", "refmoe_bench_empty"), grid=1, block=32, arguments=())
     return Contender("an empty kernel", 0, floors, [[plan]])
 
 
@@ -96,7 +96,7 @@ def read(floors: CudaDevice, traffic: int) -> Contender:
         source = floors.output("source", (count * PIECE_BYTES,), seed)
         target = floors.output("target", (PIECE_BYTES,), 0)
         grid = -(-count // (READ_PIECES * COPY_THREADS))
-        return [LaunchPlan(Kernel("floors", "refmoe_bench_read"), grid, COPY_THREADS, (source, target, count))]
+        return [LaunchPlan(Entry("floors", "refmoe_bench_read"), grid, COPY_THREADS, (source, target, count))]
 
     return contender(floors, f"read, {traffic / 1e6:.1f} MB", traffic, launches)
 
@@ -108,7 +108,7 @@ def _moving(floors: CudaDevice, entry: str, traffic: int, reads: int, writes: in
         source = floors.output("source", (count * PIECE_BYTES * reads,), seed)
         target = floors.output("target", (count * PIECE_BYTES * writes,), 0)
         arguments = (source, target, count, max(reads, writes))
-        return [LaunchPlan(Kernel("floors", entry), -(-count // COPY_THREADS), COPY_THREADS, arguments)]
+        return [LaunchPlan(Entry("floors", entry), -(-count // COPY_THREADS), COPY_THREADS, arguments)]
 
     return contender(floors, f"copy, reads {reads} : writes {writes}, {traffic / 1e6:.1f} MB", traffic, launches)
 

@@ -53,7 +53,7 @@ def gate(
     """
     from refmoe import catalog
     from refmoe.reports import baseline as baselines
-    from refmoe.reports.checks import Refusal, table_text
+    from refmoe.reports.checks import GateRefusal, table_text
     from refmoe.reports.gate import BASELINE, check_reports
     from refmoe.reports.parity import read_report, schema_text
     from refmoe.reports.reading import shown
@@ -82,7 +82,7 @@ def gate(
             f"no baseline: found no {shown(used)}, so nobody would see that a case is gone; name one with --baseline, "
         )
         text += "make one with --write-baseline, or say --no-baseline"
-        found.append(Refusal("baseline.missing", text))
+        found.append(GateRefusal("baseline.missing", text))
     count = None
     if write_baseline and not found:
         count = baselines.write_baseline(used, [read_report(path) for path in outcome.reports])

@@ -23,7 +23,7 @@ from refmoe.cuda.arguments import (
 )
 from refmoe.cuda.device import Device
 from refmoe.cuda.expand import EXPAND_LAYOUTS, ExpandedRows
-from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Kernel, LaunchPlan, row_plan
+from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Entry, LaunchPlan, row_plan
 from refmoe.cuda.quantize import EDGES, MODES
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MX_BLOCK
@@ -32,9 +32,9 @@ from refmoe.policy import EdgePolicy, ScaleMode
 VARIANTS = ("gpt_oss", "silu")
 
 
-def swiglu_kernel(variant: str, mode: str, edge: str, layout: str) -> Kernel:
+def swiglu_kernel(variant: str, mode: str, edge: str, layout: str) -> Entry:
     """The kernel for a variant, a mode, an edge policy and a scale layout by name."""
-    return Kernel("activation", f"refmoe_swiglu_{variant}_{mode}_{edge}_{layout}")
+    return Entry("activation", f"refmoe_swiglu_{variant}_{mode}_{edge}_{layout}")
 
 
 #: Every entry of the source.
@@ -48,7 +48,7 @@ ACTIVATION_KERNELS = tuple(
 
 
 def swiglu_quantize_plan(
-    kernel: Kernel,
+    kernel: Entry,
     gate_up: Buffer,
     offsets: Buffer,
     bias: Buffer | None,

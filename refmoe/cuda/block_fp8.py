@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from refmoe.cuda.arguments import BF16, check_fill, check_int32, check_matrix, one_of
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Kernel, LaunchPlan, row_plan
+from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Entry, LaunchPlan, row_plan
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import BLOCK_FP8
 
@@ -38,9 +38,9 @@ class BlockQuantized:
     scales: npt.NDArray[np.float32]
 
 
-def block_fp8_kernel(block: str, dtype: str, policy: str, scales: str) -> Kernel:
+def block_fp8_kernel(block: str, dtype: str, policy: str, scales: str) -> Entry:
     """The kernel for tiles of "1x128" or "128x128" of "bf16", "fp16" or "f32", a policy and scales by name."""
-    return Kernel("block_fp8", f"refmoe_block_fp8_{block}_{dtype}_{policy}_{scales}")
+    return Entry("block_fp8", f"refmoe_block_fp8_{block}_{dtype}_{policy}_{scales}")
 
 
 #: Every entry of the source.
@@ -54,7 +54,7 @@ BLOCK_FP8_KERNELS = tuple(
 
 
 def block_fp8_plan(
-    kernel: Kernel,
+    kernel: Entry,
     x: Buffer,
     codes: Buffer,
     scales: Buffer,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from refmoe.chips import kernel_chip
 from refmoe.cuda.arguments import BF16, check_array, check_fill, check_int32, one_of
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import WARP_LANES, Buffer, Kernel, LaunchPlan, TensorMap
+from refmoe.cuda.launch import WARP_LANES, Buffer, Entry, LaunchPlan, MatrixMap
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import BLOCK_FP8
 
@@ -45,12 +45,12 @@ class Instruction:
     tiles_m: tuple[int, ...]
     paired: tuple[int, ...] = ()
 
-    def kernel(self, tile_m: int, out_dtype: str, ctas: int = 1) -> Kernel:
+    def kernel(self, tile_m: int, out_dtype: str, ctas: int = 1) -> Entry:
         """The kernel of tiles of `tile_m` tokens that so many CTAs share, writing "bf16" or "f32"."""
         shared = f"_{ctas}" if self.paired else ""
-        return Kernel(self.source, f"refmoe_{self.source}_{tile_m}{shared}_{out_dtype}")
+        return Entry(self.source, f"refmoe_{self.source}_{tile_m}{shared}_{out_dtype}")
 
-    def kernels(self) -> tuple[Kernel, ...]:
+    def kernels(self) -> tuple[Entry, ...]:
         """Every entry of the source."""
         shapes = [(tile_m, 1) for tile_m in self.tiles_m] + [(tile_m, 2) for tile_m in self.paired]
         return tuple(self.kernel(tile_m, dtype, ctas) for tile_m, ctas in shapes for dtype in OUT_DTYPES)
@@ -204,17 +204,17 @@ def deepseek_gemm_plan(
     check_int32("tokens", 2 * grid, f"tiles of {tile_m} tokens, twice over")
     weights, weight_scales, tokens, token_scales = operands
     numbers = shape.experts, shape.rows_each, shape.n, shape.k, strides.row, strides.expert, strides.block
-    arguments: tuple[Buffer | TensorMap | int | None, ...]
+    arguments: tuple[Buffer | MatrixMap | int | None, ...]
     if instruction is MMA:
         arguments = weights, weight_scales, tokens, token_scales, m_indptr, masked_m, out, *numbers
         threads, shared_bytes = _mma_threads(tile_m), _mma_shared_bytes(tile_m)
     else:
         maps = [
-            TensorMap(tokens, "u8", shape.rows, shape.k, (tile_m // ctas, BLOCK)),
-            TensorMap(weights, "u8", shape.experts * shape.n, shape.k, (TILE_N, BLOCK)),
+            MatrixMap(tokens, "u8", shape.rows, shape.k, (tile_m // ctas, BLOCK)),
+            MatrixMap(weights, "u8", shape.experts * shape.n, shape.k, (TILE_N, BLOCK)),
         ]
         # An FP32 output is stored without tensor copies; the kernel has a parameter for its map all the same.
-        maps.append(TensorMap(out, "bf16", shape.rows, shape.n, (64, 64)) if out_dtype == "bf16" else maps[0])
+        maps.append(MatrixMap(out, "bf16", shape.rows, shape.n, (64, 64)) if out_dtype == "bf16" else maps[0])
         arguments = *maps, weight_scales, token_scales, m_indptr, masked_m, out, *numbers
         threads, shared_bytes = _WGMMA_THREADS, _wgmma_shared_bytes(tile_m)
         grid = grid if blocks is not None else min(grid, multiprocessors // ctas * ctas)

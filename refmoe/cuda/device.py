@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from refmoe import ptx
 from refmoe.chips import CHIPS, DEFAULT_ARCH, KERNEL_ARCHS, kernel_chip
-from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan, TensorMap
+from refmoe.cuda.launch import Buffer, Entry, LaunchPlan, MatrixMap
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build, entries_of, source_sha256
 from refmoe.errors import ArgumentError, RefmoeError, describe
 from refmoe.ptx.engine.machine import Observer
@@ -38,7 +38,7 @@ class DeviceUnavailable(RefmoeError):
 class LaunchRecord:
     """What ran: the entry, its grid and block, and on the executor its `ptx.LaunchResult`."""
 
-    kernel: Kernel
+    kernel: Entry
     grid: int
     block: int
     result: ptx.LaunchResult | None
@@ -91,7 +91,7 @@ class PtxDevice:
     name: str = "ptx"
     launches: list[LaunchRecord] = field(default_factory=list)
     _chain: tuple[ptx.Buffer, ...] = field(default=(), repr=False)  # what launches that may be under way can write
-    _targets: dict[Kernel, Target] = field(default_factory=dict, repr=False)
+    _targets: dict[Entry, Target] = field(default_factory=dict, repr=False)
     _modules: dict[Target, ptx.Module] = field(default_factory=dict, repr=False)
     _failures: dict[Target, ToolchainError] = field(default_factory=dict, repr=False)
 
@@ -140,7 +140,7 @@ class PtxDevice:
         array: npt.NDArray[Any] = buffer.array
         return array
 
-    def _module(self, kernel: Kernel) -> ptx.Module:
+    def _module(self, kernel: Entry) -> ptx.Module:
         if kernel not in self._targets:
             self._targets[kernel] = self._target(kernel)
         target = self._targets[kernel]
@@ -155,7 +155,7 @@ class PtxDevice:
                 raise
         return self._modules[target]
 
-    def _target(self, kernel: Kernel) -> Target:
+    def _target(self, kernel: Entry) -> Target:
         """What to compile for a launch of `kernel`."""
         whole = Target(kernel.path(self.csrc), self.arch, "ptx")
         original = Target(kernel.path(), self.arch, "ptx")
@@ -196,8 +196,8 @@ class CudaDevice:
         self.torch = torch
         self.driver = driver
         self._modules: dict[Path | bytes, Any] = {}
-        self._functions: dict[Kernel, Any] = {}
-        self._shared_limits: dict[Kernel, int] = {}
+        self._functions: dict[Entry, Any] = {}
+        self._shared_limits: dict[Entry, int] = {}
 
     def upload(self, name: str, array: npt.NDArray[Any]) -> Buffer:
         """A tensor with the array's bytes."""
@@ -216,7 +216,7 @@ class CudaDevice:
     def enqueue(self, plan: LaunchPlan) -> None:
         """Put a plan on torch's current stream, without waiting; capturable in a CUDA graph."""
         values = tuple(
-            self._tensor_map(argument) if isinstance(argument, TensorMap) else _kernel_argument(argument)
+            self._tensor_map(argument) if isinstance(argument, MatrixMap) else _kernel_argument(argument)
             for argument in plan.arguments
         )
         types = tuple(map(_argument_type, plan.arguments))
@@ -227,7 +227,7 @@ class CudaDevice:
 
     def enqueue_packed(
         self,
-        kernel: Kernel,
+        kernel: Entry,
         grid: Index3,
         block: Index3,
         parameters: Sequence[bytes],
@@ -250,13 +250,13 @@ class CudaDevice:
         Raises:
             RefmoeError: what the driver says.
         """
-        values = tuple(map(_Packed, parameters))
+        values = tuple(map(_ParameterBytes, parameters))
         attributes = self._attributes(cluster, cooperative=cooperative)
         self._start(kernel, grid, block, (values, (None,) * len(values)), shared_bytes, attributes)
 
     def _start(
         self,
-        kernel: Kernel,
+        kernel: Entry,
         grid: Index3,
         block: Index3,
         arguments: tuple[Sequence[Any], Sequence[Any]],
@@ -300,7 +300,7 @@ class CudaDevice:
             attributes.append(attribute)
         return attributes
 
-    def _tensor_map(self, argument: TensorMap) -> Any:
+    def _tensor_map(self, argument: MatrixMap) -> Any:
         """The driver's form of a tensor map."""
         driver = self.driver
         types = driver.CUtensorMapDataType
@@ -325,7 +325,7 @@ class CudaDevice:
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
 
-    def function(self, kernel: Kernel) -> Any:
+    def function(self, kernel: Entry) -> Any:
         """The driver's handle of an entry; its source is compiled and its module loaded once."""
         if kernel not in self._functions:
             source = kernel.path(self.csrc)
@@ -335,7 +335,7 @@ class CudaDevice:
             self._functions[kernel] = self.call("cuModuleGetFunction", self._modules[source], kernel.entry.encode())
         return self._functions[kernel]
 
-    def load(self, kernel: Kernel, cubin: Path | bytes) -> None:
+    def load(self, kernel: Entry, cubin: Path | bytes) -> None:
         """Take a kernel from a cubin from now on, a file or its content, instead of from a source of ours."""
         if cubin not in self._modules:
             self._modules[cubin] = self._loaded(cubin)
@@ -383,13 +383,13 @@ def open_device(name: str, arch: str | None = None, csrc: Path | None = None) ->
 
 def placed(arguments: Sequence[Any]) -> tuple[list[Any], ptx.DeviceMemory | None]:
     """Arguments for the executor; and, if tensor maps are among them, the memory where their buffers have addresses."""
-    if not any(isinstance(argument, TensorMap) for argument in arguments):
+    if not any(isinstance(argument, MatrixMap) for argument in arguments):
         return list(arguments), None
     memory = ptx.DeviceMemory()
-    return [_encoded(each, memory) if isinstance(each, TensorMap) else each for each in arguments], memory
+    return [_encoded(each, memory) if isinstance(each, MatrixMap) else each for each in arguments], memory
 
 
-def _encoded(argument: TensorMap, memory: ptx.DeviceMemory) -> bytes:
+def _encoded(argument: MatrixMap, memory: ptx.DeviceMemory) -> bytes:
     """The executor's form of a tensor map, of a buffer that is placed in `memory`."""
     return ptx.encode_tensor_map(
         memory.place(argument.buffer),
@@ -406,7 +406,7 @@ def _both(some: Sequence[ptx.Buffer], others: Sequence[ptx.Buffer]) -> list[ptx.
     return [one for one in some if any(one is other for other in others)]
 
 
-class _Packed:
+class _ParameterBytes:
     """The bytes of a kernel's parameter, in the form in which cuda-python takes structs."""
 
     def __init__(self, content: bytes) -> None:
@@ -419,7 +419,7 @@ class _Packed:
 
 def _argument_type(argument: Any) -> Any:
     """The C type of a kernel's argument; None for one that is passed by its own pointer."""
-    if isinstance(argument, TensorMap):
+    if isinstance(argument, MatrixMap):
         return None
     return ctypes.c_int if isinstance(argument, int) else ctypes.c_void_p
 

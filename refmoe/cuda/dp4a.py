@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from refmoe.cuda.arguments import BF16, INT32_MAX, check_array, check_fill, check_int32
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import WARP_LANES, Buffer, Kernel, LaunchPlan
+from refmoe.cuda.launch import WARP_LANES, Buffer, Entry, LaunchPlan
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import Q8_1
 
@@ -27,12 +27,12 @@ MAX_K = SHARED_BYTES // (WARP_ROWS * (Q8_1.block // 2 + 1)) * Q8_1.block
 INVERSE_ONE = 65536  # the kernel divides by top_k by a multiplication and a shift by 16
 
 
-def dp4a_gemv_kernel(tokens: int, dtype: str) -> Kernel:
+def dp4a_gemv_kernel(tokens: int, dtype: str) -> Entry:
     """The kernel for a number of tokens and an output "bf16" or "f32".
 
     Its name has the warps of the order of summation, llama.cpp's rule: 4 up to 4 tokens, 2 up to 8.
     """
-    return Kernel("dp4a", f"refmoe_dp4a_gemv_{4 if tokens <= 4 else 2}_{dtype}")
+    return Entry("dp4a", f"refmoe_dp4a_gemv_{4 if tokens <= 4 else 2}_{dtype}")
 
 
 #: Every entry of the source.

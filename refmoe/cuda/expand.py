@@ -22,7 +22,7 @@ from refmoe.cuda.arguments import (
     scale_buffer_bytes,
 )
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Kernel, LaunchPlan, row_plan
+from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Entry, LaunchPlan, row_plan
 from refmoe.cuda.nvfp4 import check_nvfp4_matrix, nvfp4_groups
 from refmoe.cuda.quantize import EDGES, MODES
 from refmoe.errors import ArgumentError, describe
@@ -57,9 +57,9 @@ class RowsAs:
     scales: UInt8Array | None
 
 
-def expand_kernel(rows: str, layout: str) -> Kernel:
+def expand_kernel(rows: str, layout: str) -> Entry:
     """The expand kernel for `rows` "<dtype>_<mode>_<edge>" or "mxfp8_<none|linear|128x4>"."""
-    return Kernel("expand", f"refmoe_expand_{rows}_{layout}")
+    return Entry("expand", f"refmoe_expand_{rows}_{layout}")
 
 
 #: Every entry of the source.
@@ -75,7 +75,7 @@ EXPAND_KERNELS = tuple(
 
 def expand_as_kernel(
     dtype: str, output: str, prescaled: bool = False, layout: str = "128x4", *, by_expert: bool = False
-) -> Kernel:
+) -> Entry:
     """The kernel of an output but MXFP8, for `dtype` "bf16" or "fp16"; a copy has one for every type.
 
     Args:
@@ -86,9 +86,9 @@ def expand_as_kernel(
         by_expert: whether each expert has a global scale of NVFP4.
     """
     if output == "copy":
-        return Kernel("expand", "refmoe_expand_copy")
+        return Entry("expand", "refmoe_expand_copy")
     word = f"{dtype}_{output}{'_expert' if by_expert else ''}_{'prescaled' if prescaled else 'plain'}"
-    return Kernel("expand", f"refmoe_expand_{word}" + (f"_{layout}" if output == "nvfp4" else ""))
+    return Entry("expand", f"refmoe_expand_{word}" + (f"_{layout}" if output == "nvfp4" else ""))
 
 
 EXPAND_AS_KERNELS = (
@@ -106,7 +106,7 @@ EXPAND_AS_KERNELS = (
 
 
 def expand_plan(
-    kernel: Kernel,
+    kernel: Entry,
     x: Buffer,
     input_sf: Buffer | None,
     topk_ids: Buffer,

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from refmoe.cuda.arguments import BF16, INT32_MAX, check_array, check_fill, check_int32, check_rows
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import WARP_LANES, Buffer, Kernel, LaunchPlan
+from refmoe.cuda.launch import WARP_LANES, Buffer, Entry, LaunchPlan
 from refmoe.cuda.routing import MAX_TOP_K
 from refmoe.errors import ArgumentError, describe
 
@@ -22,9 +22,9 @@ FP32 = np.dtype(np.float32)
 DTYPES = {BF16: "bf16", FP32: "f32"}
 
 
-def finalize_kernel(rows: str, out: str) -> Kernel:
+def finalize_kernel(rows: str, out: str) -> Entry:
     """The kernel for rows and outputs of "bf16" or "f32"."""
-    return Kernel("finalize", f"refmoe_finalize_{rows}_{out}")
+    return Entry("finalize", f"refmoe_finalize_{rows}_{out}")
 
 
 #: Every entry of the source.
@@ -32,7 +32,7 @@ FINALIZE_KERNELS = tuple(finalize_kernel(rows, out) for rows in DTYPES.values() 
 
 
 def finalize_plan(
-    kernel: Kernel,
+    kernel: Entry,
     rows: Buffer,
     unpermuted_to_permuted: Buffer,
     weights: Buffer,

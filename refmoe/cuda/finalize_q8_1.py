@@ -10,7 +10,7 @@ import numpy.typing as npt
 from refmoe.cuda.arguments import check_fill, check_int32, one_of
 from refmoe.cuda.device import Device
 from refmoe.cuda.finalize import DTYPES, check_sums
-from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
+from refmoe.cuda.launch import Buffer, Entry, LaunchPlan
 from refmoe.cuda.q8_1 import HALF_BYTES, QUAD_ELEMENTS
 from refmoe.errors import ArgumentError
 from refmoe.formats import Q8_1
@@ -20,9 +20,9 @@ THREADS = 128  # kThreads, of 4 columns each: the slice of a row that is a CTA's
 CTAS_PER_MULTIPROCESSOR = 16  # more of them loop
 
 
-def finalize_q8_1_kernel(rows: str, quantizer: str) -> Kernel:
+def finalize_q8_1_kernel(rows: str, quantizer: str) -> Entry:
     """The kernel for rows of "bf16" or "f32" and a variant of Q8_1, by name."""
-    return Kernel("finalize_q8_1", f"refmoe_finalize_q8_1_{rows}_{quantizer}")
+    return Entry("finalize_q8_1", f"refmoe_finalize_q8_1_{rows}_{quantizer}")
 
 
 #: Every entry of the source.
@@ -32,7 +32,7 @@ FINALIZE_Q8_1_KERNELS = tuple(
 
 
 def finalize_q8_1_plan(
-    kernel: Kernel,
+    kernel: Entry,
     rows: Buffer,
     unpermuted_to_permuted: Buffer,
     weights: Buffer,

@@ -19,7 +19,7 @@ Buffer = Any  # what a device's upload() and output() return; opaque to everyone
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Entry:
     """One entry of one source file.
 
     Attributes:
@@ -40,7 +40,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class TensorMap:
+class MatrixMap:
     """What a kernel's tensor copies are told of a matrix: it is an argument like a buffer, 128 bytes by value.
 
     Attributes:
@@ -74,10 +74,10 @@ class LaunchPlan:
     has ended (programmatic dependent launch): its kernel waits itself for what that one writes.
     """
 
-    kernel: Kernel
+    kernel: Entry
     grid: int
     block: int
-    arguments: tuple[Buffer | TensorMap | int | None, ...]
+    arguments: tuple[Buffer | MatrixMap | int | None, ...]
     shared_bytes: int = 0
     blocks: tuple[int, ...] | None = None
     cluster: int | None = None
@@ -85,7 +85,7 @@ class LaunchPlan:
 
 
 def row_plan(
-    kernel: Kernel,
+    kernel: Entry,
     arguments: tuple[Buffer | int | None, ...],
     *,
     rows: int,

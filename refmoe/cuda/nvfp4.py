@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from refmoe.cuda.arguments import ATOM_BYTES, check_fill, check_half_precision, check_int32, check_rows, one_of
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Kernel, LaunchPlan, row_plan
+from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Entry, LaunchPlan, row_plan
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import NVFP4
 from refmoe.reference.layout import SCALE_LAYOUTS
@@ -29,9 +29,9 @@ class QuantizedNVFP4:
     scales: npt.NDArray[np.uint8]
 
 
-def nvfp4_quantize_kernel(dtype: str, layout: str) -> Kernel:
+def nvfp4_quantize_kernel(dtype: str, layout: str) -> Entry:
     """The quantize kernel for `dtype` "bf16" or "fp16", and a scale layout by name."""
-    return Kernel("nvfp4", f"refmoe_nvfp4_quantize_{dtype}_{layout}")
+    return Entry("nvfp4", f"refmoe_nvfp4_quantize_{dtype}_{layout}")
 
 
 #: Every entry of the source.
@@ -44,7 +44,7 @@ def nvfp4_groups(k: int) -> int:
 
 
 def nvfp4_quantize_plan(
-    kernel: Kernel,
+    kernel: Entry,
     x: Buffer,
     global_scale: Buffer,
     codes: Buffer,

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from refmoe.cuda.arguments import BF16, INT32_MAX, check_fill, check_matrix, one_of
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
+from refmoe.cuda.launch import Buffer, Entry, LaunchPlan
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import Q8_1
 from refmoe.reference.q8_1 import VARIANTS, Q8Tensor
@@ -21,9 +21,9 @@ CTAS_PER_MULTIPROCESSOR = 16  # more of them loop
 HALF_BYTES = 2
 
 
-def q8_1_quantize_kernel(dtype: str, variant: str) -> Kernel:
+def q8_1_quantize_kernel(dtype: str, variant: str) -> Entry:
     """The quantize kernel for `dtype` "bf16", "fp16" or "f32" and a variant by name."""
-    return Kernel("q8_1", f"refmoe_q8_1_quantize_{dtype}_{variant}")
+    return Entry("q8_1", f"refmoe_q8_1_quantize_{dtype}_{variant}")
 
 
 #: Every entry of the source.
@@ -31,7 +31,7 @@ Q8_1_KERNELS = tuple(q8_1_quantize_kernel(dtype, variant) for dtype in DTYPES.va
 
 
 def q8_1_quantize_plan(
-    kernel: Kernel, x: Buffer, codes: Buffer, d: Buffer, s: Buffer, *, rows: int, k: int, multiprocessors: int
+    kernel: Entry, x: Buffer, codes: Buffer, d: Buffer, s: Buffer, *, rows: int, k: int, multiprocessors: int
 ) -> LaunchPlan:
     """A launch over the blocks of all rows; 4 elements a thread.
 

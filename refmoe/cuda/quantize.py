@@ -17,7 +17,7 @@ from refmoe.cuda.arguments import (
     scale_buffer_bytes,
 )
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Kernel, LaunchPlan, row_plan
+from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Entry, LaunchPlan, row_plan
 from refmoe.policy import EdgePolicy, ScaleMode
 
 MODES = ("rceil", "floor")
@@ -33,9 +33,9 @@ class Quantized:
     scales: npt.NDArray[np.uint8]
 
 
-def mxfp8_quantize_kernel(dtype: str, mode: str, edge: str, layout: str) -> Kernel:
+def mxfp8_quantize_kernel(dtype: str, mode: str, edge: str, layout: str) -> Entry:
     """The quantize kernel for `dtype` "bf16" or "fp16", and a mode, edge policy and scale layout by name."""
-    return Kernel("quantize", f"refmoe_mxfp8_quantize_{dtype}_{mode}_{edge}_{layout}")
+    return Entry("quantize", f"refmoe_mxfp8_quantize_{dtype}_{mode}_{edge}_{layout}")
 
 
 #: Every entry of the source.
@@ -49,7 +49,7 @@ QUANTIZE_KERNELS = tuple(
 
 
 def mxfp8_quantize_plan(
-    kernel: Kernel, x: Buffer, codes: Buffer, scales: Buffer, *, rows: int, k: int, multiprocessors: int
+    kernel: Entry, x: Buffer, codes: Buffer, scales: Buffer, *, rows: int, k: int, multiprocessors: int
 ) -> LaunchPlan:
     """A launch over rows, see `row_plan`; 16 elements a thread."""
     arguments = (x, codes, scales, rows, k // LANE_ELEMENTS, k_groups(k))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from refmoe.cuda.arguments import BF16, INT32_MAX, check_array, check_fill, check_int32
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import WARP_LANES, Buffer, Kernel, LaunchPlan
+from refmoe.cuda.launch import WARP_LANES, Buffer, Entry, LaunchPlan
 from refmoe.errors import ArgumentError, describe
 
 MAX_TOP_K = WARP_LANES  # a lane holds one choice
@@ -26,8 +26,8 @@ CHOOSE_THREADS = 256  # 8 tokens a CTA
 ROUTE_THREADS, SORT_THREADS = 512, 1024  # kRouteThreads, kSortThreads
 DTYPES = {np.dtype(np.float32): "f32", BF16: "bf16"}
 
-SORT_KERNEL = Kernel("routing", "refmoe_route_sort")
-SORT_FEW_KERNEL = Kernel("routing", "refmoe_route_sort_few")
+SORT_KERNEL = Entry("routing", "refmoe_route_sort")
+SORT_FEW_KERNEL = Entry("routing", "refmoe_route_sort_few")
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -69,10 +69,10 @@ class MapBuffers:
     unpermuted_to_permuted: Buffer
 
 
-def route_kernels(dtype: str, experts: int) -> tuple[Kernel, Kernel]:
+def route_kernels(dtype: str, experts: int) -> tuple[Entry, Entry]:
     """(all in one launch, choices alone) for logits of `dtype` "f32" or "bf16" over `experts` experts."""
     slots = next(slots for slots in SLOTS if experts <= slots * WARP_LANES)
-    few, choose = (Kernel("routing", f"refmoe_route_{part}_{dtype}_{slots}") for part in ("few", "choose"))
+    few, choose = (Entry("routing", f"refmoe_route_{part}_{dtype}_{slots}") for part in ("few", "choose"))
     return few, choose
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from refmoe.cuda.arguments import BF16, INT32_MAX, check_array, check_fill, check_int32, check_offsets, one_of
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import CTAS_PER_MULTIPROCESSOR, Buffer, Kernel, LaunchPlan
+from refmoe.cuda.launch import CTAS_PER_MULTIPROCESSOR, Buffer, Entry, LaunchPlan
 from refmoe.cuda.q8_1 import HALF_BYTES, QUAD_ELEMENTS
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import Q8_1
@@ -21,9 +21,9 @@ THREADS = 128  # kThreads: a slice of 512 results
 DTYPES = {BF16: "bf16", np.dtype(np.float32): "f32"}
 
 
-def swiglu_q8_1_kernel(variant: str, dtype: str, quantizer: str) -> Kernel:
+def swiglu_q8_1_kernel(variant: str, dtype: str, quantizer: str) -> Entry:
     """The kernel for an activation's variant, rows of "bf16" or "f32", and a variant of Q8_1, by name."""
-    return Kernel("swiglu_q8_1", f"refmoe_swiglu_q8_1_{variant}_{dtype}_{quantizer}")
+    return Entry("swiglu_q8_1", f"refmoe_swiglu_q8_1_{variant}_{dtype}_{quantizer}")
 
 
 #: Every entry of the source.
@@ -36,7 +36,7 @@ SWIGLU_Q8_1_KERNELS = tuple(
 
 
 def swiglu_q8_1_plan(
-    kernel: Kernel,
+    kernel: Entry,
     gate_up: Buffer,
     offsets: Buffer,
     parameters: tuple[Buffer | None, Buffer | None, Buffer | None],

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.cuda.expand import expand_plan
-from refmoe.cuda.launch import Kernel, LaunchPlan
+from refmoe.cuda.launch import Entry, LaunchPlan
 from refmoe.cuda.quantize import mxfp8_quantize_plan
 from refmoe.exhaustive.follow import Follower, Launch, NotFollowed, Seen, Stored
 from refmoe.exhaustive.pieces import EXPERTS, WIDTH, Subject, routing
@@ -268,7 +268,7 @@ def _side(block: int) -> str:
 # The launches
 
 
-def launches_of(subject: Subject, kernel: Kernel, rows_followed: int = ROWS_FOLLOWED) -> Iterator[Followed]:
+def launches_of(subject: Subject, kernel: Entry, rows_followed: int = ROWS_FOLLOWED) -> Iterator[Followed]:
     """The launches that are followed for an entry of a subject: of the sweep's width, and shapes for all paths.
 
     Args:
@@ -326,7 +326,7 @@ def _launch(plan: LaunchPlan, size: int, known: dict[str, NDArray[Any]], outputs
     return Launch(plan.grid, plan.block, arguments, ("x", size), known, outputs)
 
 
-def _quantize_launch(layout: str, kernel: Kernel, rows: int, width: int, multiprocessors: int) -> Followed:
+def _quantize_launch(layout: str, kernel: Entry, rows: int, width: int, multiprocessors: int) -> Followed:
     plan = mxfp8_quantize_plan(kernel, "x", "codes", "scales", rows=rows, k=width, multiprocessors=multiprocessors)
     scales = _numbered(lambda digit: swizzle_scales(digit.reshape(rows, -1), layout), rows * width // MX_BLOCK)
     byte = np.arange(rows * width)
@@ -341,7 +341,7 @@ def _quantize_launch(layout: str, kernel: Kernel, rows: int, width: int, multipr
 
 def _expand_launch(
     layout: str,
-    kernel: Kernel,
+    kernel: Entry,
     tokens: int,
     width: int,
     experts: int,

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from refmoe.errors import RefmoeError
 from refmoe.exhaustive.terms import BLOCK_WORDS, Terms
-from refmoe.ptx.isa import UnknownOpcode, resolve
+from refmoe.ptx.isa import NoSuchInstruction, resolve
 from refmoe.ptx.isa.operation import DTYPES
 from refmoe.ptx.program.registers import destinations_and_sources
 from refmoe.ptx.text.syntax import (
@@ -322,7 +322,7 @@ class Follower:
         destinations, sources = destinations_and_sources(instruction)
         try:
             operation = resolve(instruction.opcode, len(destinations), len(sources))
-        except UnknownOpcode as error:
+        except NoSuchInstruction as error:
             raise self._refused(instruction, "an instruction that the proof does not follow") from error
         if operation.carry_in or operation.carry_out or len(operation.sources) != len(sources):
             raise self._refused(instruction, "an instruction that the proof does not follow")

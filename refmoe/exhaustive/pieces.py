@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.cuda.expand import EXPAND_LAYOUTS, expand_kernel
-from refmoe.cuda.launch import Kernel
+from refmoe.cuda.launch import Entry
 from refmoe.cuda.quantize import EDGES, LAYOUTS, MODES, mxfp8_quantize_kernel
 from refmoe.errors import ArgumentError, describe
 from refmoe.exhaustive.definition import MAGNITUDES, definition
@@ -77,7 +77,7 @@ class Subject:
         edges = [edge.value for edge, formats in EDGE_FORMATS.items() if self.format in formats]
         return [(mode.value, edge) for edge, mode in product(edges, ScaleMode)]
 
-    def entry(self, dtype: str, mode: str, edge: str) -> Kernel | None:
+    def entry(self, dtype: str, mode: str, edge: str) -> Entry | None:
         """The kernel's entry; None for a reference."""
         if self.family == "mxfp8_quantize":
             return mxfp8_quantize_kernel(dtype, mode, edge, self.variant)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from refmoe.catalog import source_sha256
-from refmoe.cuda.launch import Kernel
+from refmoe.cuda.launch import Entry
 from refmoe.cuda.toolchain import Target, build
 from refmoe.exhaustive.blockwise import Proof, launches_of, prove
 from refmoe.exhaustive.pieces import Piece, do_named
@@ -88,7 +88,7 @@ def prove_entries(pieces: Iterable[Piece], arch: str, tell: Callable[[Proof], No
     return list(proofs.values())
 
 
-def ptx_of(kernel: Kernel, arch: str) -> Module:
+def ptx_of(kernel: Entry, arch: str) -> Module:
     """The compiler's PTX of a kernel's source."""
     target = Target(kernel.path(), arch, "ptx")
     return Module.parse(build([target])[target].read_text(encoding="utf-8"), name=f"{kernel.source}.ptx", strict=True)

@@ -14,10 +14,10 @@ from typing import get_args
 
 from refmoe.litmus.axioms import TooLarge, judge
 from refmoe.litmus.copies import copies
+from refmoe.litmus.idioms import patterns
 from refmoe.litmus.interleave import TooManyStates, may_hang
 from refmoe.litmus.meetings import meetings
 from refmoe.litmus.passing import chains, messages
-from refmoe.litmus.patterns import patterns
 from refmoe.litmus.program import (
     Address,
     Atomic,

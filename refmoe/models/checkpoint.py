@@ -20,8 +20,8 @@ from refmoe.models.config import GptOssConfig
 from refmoe.models.schema import TensorSpec
 from refmoe.models.tensor_file import CheckpointError
 from refmoe.reference.activation import LIMIT
+from refmoe.reference.gguf.q8_0 import Q8_0Tensor
 from refmoe.reference.moe.layer import MoELayer
-from refmoe.reference.q8_0 import Q8_0Tensor
 
 Array = NDArray[Any]
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from refmoe.models.checkpoint import Linear, Weight
 from refmoe.reference.chunks import for_each_chunk
-from refmoe.reference.q8_0 import Q8_0Tensor
+from refmoe.reference.gguf.q8_0 import Q8_0Tensor
 
 Array = NDArray[Any]
 

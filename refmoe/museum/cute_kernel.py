@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from refmoe.cuda.device import CudaDevice, Device, LaunchRecord, PtxDevice
-from refmoe.cuda.launch import Buffer
-from refmoe.cuda.launch import Kernel as Entry
+from refmoe.cuda.launch import Buffer, Entry
 from refmoe.cuda.toolchain import ToolchainError
 from refmoe.cute import (
     PYPI_REQUIREMENT,

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from refmoe.cuda.launch import Kernel as Entry
+from refmoe.cuda.launch import Entry
 from refmoe.cuda.toolchain import (
     CSRC,
     FLAGS,

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from refmoe.chips import kernel_chip
 from refmoe.cuda.device import PtxDevice
-from refmoe.cuda.launch import Kernel as Entry
+from refmoe.cuda.launch import Entry
 from refmoe.cuda.toolchain import CSRC, with_includes
 from refmoe.families import FAMILIES
 from refmoe.families.family import Case, Expectation, Inputs

@@ -18,7 +18,7 @@ from refmoe.policies.blocks import KINDS, InputBlocks
 from refmoe.policies.encode import encode_at
 from refmoe.policy import EDGE_FORMATS, POLICIES, RELEASES, EdgePolicy, Policy, ScaleMode, as_policy
 from refmoe.reference import quantize
-from refmoe.reference.gguf import scale_bytes
+from refmoe.reference.gguf.mxfp4 import scale_bytes
 from refmoe.reference.quantize import undefined_blocks
 
 

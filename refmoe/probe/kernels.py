@@ -15,7 +15,7 @@ import numpy as np
 
 from refmoe.probe.instructions import CODECS, Instruction
 from refmoe.probe.vectors import Batch
-from refmoe.silicon.wgmma import IMAGE_BYTES, Entry, descriptor
+from refmoe.silicon.wgmma import IMAGE_BYTES, InstructionKernel, descriptor
 
 Array = Any
 QUESTIONS = 8
@@ -52,7 +52,7 @@ def threads(instruction: Instruction) -> int:
 def ptx_text(instruction: Instruction, target: str) -> str:
     """The module of one instruction for one chip; its entry is `probe`."""
     warpgroup = instruction.warpgroup
-    body = Entry(instruction.name, held=True).text(ENTRY) if warpgroup else _mma_text(instruction)
+    body = InstructionKernel(instruction.name, held=True).text(ENTRY) if warpgroup else _mma_text(instruction)
     return f".version {VERSIONS[target]}\n.target {target}\n.address_size 64\n{body}\n"
 
 
@@ -154,7 +154,7 @@ def _c_registers(instruction: Instruction, c: Array, halves: int) -> Array:
 
 
 def _warpgroup(instruction: Instruction, a: Array, b: Array, c: Array, tiles: int) -> list[Array]:
-    entry = Entry(instruction.name, held=True)
+    entry = InstructionKernel(instruction.name, held=True)
     image = np.zeros(IMAGE_BYTES, np.uint8)
     # Eight columns of 32 bytes: two cores of eight rows of 16.
     cores = b.view(np.uint8).reshape(tiles, 8, 2, 16).transpose(0, 2, 1, 3)
@@ -173,7 +173,7 @@ def answers(instruction: Instruction, given: Array, count: int) -> Array:
     registers = 4 if instruction.accumulator == "f32" else 2
     flat = np.asarray(given).view(np.uint32)
     if instruction.warpgroup:
-        flat = Entry(instruction.name, held=True).unpacked(flat)
+        flat = InstructionKernel(instruction.name, held=True).unpacked(flat)
     split = flat.reshape(-1, registers, warps, 8, 4)
     if instruction.accumulator == "f16":
         pairs = np.stack([split & np.uint32(0xFFFF), split >> np.uint32(16)], axis=-1)

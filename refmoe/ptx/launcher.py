@@ -20,10 +20,10 @@ from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.lanes import Checks
 from refmoe.ptx.engine.machine import Launch, Observer
 from refmoe.ptx.engine.order.strong import Order
-from refmoe.ptx.engine.order.witness import Witness
+from refmoe.ptx.engine.order.witness import RaceWitness
 from refmoe.ptx.engine.previous_grid import PreviousGrid
 from refmoe.ptx.engine.races import RaceShadow
-from refmoe.ptx.engine.single.steps import MOST_WARPS
+from refmoe.ptx.engine.single.thread_steps import MOST_WARPS
 from refmoe.ptx.engine.slow import Suspected
 from refmoe.ptx.errors import ArgumentMismatch, CooperativeLaunchTooLarge, Index3, PtxError, RaceError
 from refmoe.ptx.findings.explain import LaunchShape, settled
@@ -188,7 +188,7 @@ def launch(
         output = [io.StringIO()]
         steps = 0
 
-        def attempt(running: Module, exact: frozenset[str], witness: Witness | None, aside: bool) -> _Attempted:
+        def attempt(running: Module, exact: frozenset[str], witness: RaceWitness | None, aside: bool) -> _Attempted:
             nonlocal steps
             output[:] = [io.StringIO()] if not aside else output
             budget = step_budget
@@ -274,7 +274,7 @@ def _run(
     schedule: Schedule,
     previous_grid_writes: Sequence[Any] | None,
     exact: frozenset[str],
-    witness: Witness | None,
+    witness: RaceWitness | None,
     tally: _Tally,
     repeats: Repeats,
 ) -> tuple[Ran, LaunchResult]:

@@ -11,6 +11,7 @@ from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.expand import Expanded, ExpandedAs, Permutation, build_permutation, expand, expand_as
 from refmoe.reference.finalize import finalize
 from refmoe.reference.gemm import dense_gemm, grouped_gemm, plain_fp8
+from refmoe.reference.gguf.q8_0 import Q8_0Tensor
 from refmoe.reference.layout import (
     expert_base_rows,
     expert_scale_rows,
@@ -35,7 +36,6 @@ from refmoe.reference.moe import (
 )
 from refmoe.reference.moe.masked import MaskedOperand, masked_operand
 from refmoe.reference.nvfp4 import NVFP4Tensor, dequantize_nvfp4, nvfp4_encode_scale, quantize_nvfp4
-from refmoe.reference.q8_0 import Q8_0Tensor
 from refmoe.reference.quantize import quantize, quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.routing import route_softmax_topk, router_logits
 from refmoe.reference.tensor import MXTensor, dequantize

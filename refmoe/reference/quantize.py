@@ -38,7 +38,7 @@ from refmoe.policy import (
 )
 from refmoe.reference.chunks import for_each_chunk
 from refmoe.reference.fp32 import BF16, fp32_bits, magnitude_values
-from refmoe.reference.gguf import quantize_gguf_blocks
+from refmoe.reference.gguf.mxfp4 import quantize_gguf_blocks
 from refmoe.reference.nvfp4 import NVFP4Tensor, quantize_nvfp4
 from refmoe.reference.tensor import MXTensor
 

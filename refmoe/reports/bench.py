@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from refmoe.reports.checks import Refusal, first_and_count
+from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.documents import Kind, PresentHash
 
 #: Endings of the names of times, which are more than zero.
@@ -15,20 +15,20 @@ _TIMES = ("_s", "_ms", "microseconds", "seconds")
 _ROUNDED = 5e-3, 5e-4
 
 
-def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[Refusal]:
+def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRefusal]:
     name = document["name"]
     timed = document.get("rows") or document.get("comparisons") or document.get("medians_s")
     if not isinstance(name, str) or not isinstance(timed, (list, dict)):
         text = "says it is a bench document, but has no name, or no rows, comparisons or medians"
-        yield Refusal("bench.content", text)
+        yield GateRefusal("bench.content", text)
         return
     if not name.isidentifier() or not any(module.is_file() for module in _modules(name)):
-        yield Refusal("bench.content", f"there is no benchmark {name!r}")
+        yield GateRefusal("bench.content", f"there is no benchmark {name!r}")
     yield from first_and_count("bench.figures", _times(document, name))
     rows = document.get("rows", [])
     yield from first_and_count("bench.figures", ((_row_name(row), wrong) for row in rows for wrong in _rate(row)))
-    yield from (Refusal("bench.targets", wrong) for wrong in _targets(document))
-    yield from (Refusal("bench.targets", wrong) for wrong in _comparisons(document))
+    yield from (GateRefusal("bench.targets", wrong) for wrong in _targets(document))
+    yield from (GateRefusal("bench.targets", wrong) for wrong in _comparisons(document))
 
 
 def _modules(name: str) -> Iterator[Path]:

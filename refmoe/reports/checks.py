@@ -123,7 +123,7 @@ CHECKS: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Refusal:
+class GateRefusal:
     """Why the gate does not pass.
 
     Attributes:
@@ -139,9 +139,9 @@ class Refusal:
             raise KeyError(f"{self.check} is no check of the gate; needed one of refmoe.reports.checks.CHECKS")
         object.__setattr__(self, "text", one_line(self.text))
 
-    def at(self, where: object) -> Refusal:
+    def at(self, where: object) -> GateRefusal:
         """The same behind the name of a file."""
-        return Refusal(self.check, f"{where}: {self.text}")
+        return GateRefusal(self.check, f"{where}: {self.text}")
 
 
 class ReportError(RefmoeError):
@@ -156,9 +156,9 @@ class ReportError(RefmoeError):
         self.check = check
 
     @property
-    def refusal(self) -> Refusal:
+    def refusal(self) -> GateRefusal:
         """The same as a value."""
-        return Refusal(self.check, str(self))
+        return GateRefusal(self.check, str(self))
 
 
 def one_line(text: str) -> str:
@@ -178,7 +178,7 @@ def one_line(text: str) -> str:
 T = TypeVar("T")
 
 
-def first_and_count(check: str, found: Iterable[tuple[str, str]]) -> Iterator[Refusal]:
+def first_and_count(check: str, found: Iterable[tuple[str, str]]) -> Iterator[GateRefusal]:
     """A refusal for each of the first findings of one check, and one that counts the others.
 
     Args:
@@ -188,11 +188,11 @@ def first_and_count(check: str, found: Iterable[tuple[str, str]]) -> Iterator[Re
     rest, last = 0, ""
     for number, (what, wrong) in enumerate(found):
         if number < NAMED:
-            yield Refusal(check, f"{what}: {wrong}")
+            yield GateRefusal(check, f"{what}: {wrong}")
         else:
             rest, last = rest + 1, what
     if rest:
-        yield Refusal(check, f"{rest:,} more like this, the last {last}")
+        yield GateRefusal(check, f"{rest:,} more like this, the last {last}")
 
 
 def table_text() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from refmoe import ptx
-from refmoe.reports.checks import Refusal, first_and_count
+from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.documents import Count, Kind, Model, PresentHash, Sha256
 
 #: Instructions that differ and are named; the others are counted.
@@ -58,31 +58,31 @@ class ConformanceDocument(Model):
     digest: Sha256
 
 
-def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[Refusal]:
+def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRefusal]:
     again, rows = CONFORMANCE.again, document["rows"]
     if document["isa_sha256"] != isa_sha256():
         text = f"the executor's instructions changed since they were held against {document['gpu']}; {again}"
-        yield Refusal("stale.executor", text)
+        yield GateRefusal("stale.executor", text)
     differing = [row["opcode"] for row in rows if row["differing"]]
     if differing or document["differing_opcodes"]:
         named = ", ".join(differing[:_NAMED])
         text = f"{len(differing)} instructions differ on {document['gpu']}: {named}"
-        yield Refusal("conformance.differs", text)
+        yield GateRefusal("conformance.differs", text)
     if not document["opcodes"]:
-        yield Refusal("conformance.rows", "it holds no instruction, so it proves nothing")
+        yield GateRefusal("conformance.rows", "it holds no instruction, so it proves nothing")
     yield from _totals(document)
     for opcode, count in Counter(row["opcode"] for row in rows).items():
         if count > 1:
-            yield Refusal("conformance.rows", f"the instruction {opcode} is there {count} times")
+            yield GateRefusal("conformance.rows", f"the instruction {opcode} is there {count} times")
         if opcode in document["refused_by_ptxas"]:
-            yield Refusal("conformance.rows", f"the instruction {opcode} ran, and ptxas refused it")
+            yield GateRefusal("conformance.rows", f"the instruction {opcode} ran, and ptxas refused it")
     for opcode, count in Counter(document["refused_by_ptxas"]).items():
         if count > 1:
-            yield Refusal("conformance.rows", f"the instruction {opcode} was refused {count} times")
+            yield GateRefusal("conformance.rows", f"the instruction {opcode} was refused {count} times")
     yield from first_and_count("conformance.counts", ((row["opcode"], wrong) for row in rows for wrong in _counts(row)))
 
 
-def _totals(document: Mapping[str, Any]) -> Iterator[Refusal]:
+def _totals(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
     """Totals that are not those of the rows; rows without differing or open lanes are left out of a document."""
     rows = document["rows"]
     open_lanes, lanes = sum(row["open_lanes"] for row in rows), sum(row["lanes"] for row in rows)
@@ -92,13 +92,13 @@ def _totals(document: Mapping[str, Any]) -> Iterator[Refusal]:
         (document["differing_opcodes"], differing, "differing instructions"),
     ):
         if said != found:
-            yield Refusal("conformance.counts", f"says {said:,} {what}, and its rows have {found:,}")
+            yield GateRefusal("conformance.counts", f"says {said:,} {what}, and its rows have {found:,}")
     if document["opcodes"] < len(rows):
         text = f"says {document['opcodes']:,} instructions, and has {len(rows):,} rows"
-        yield Refusal("conformance.counts", text)
+        yield GateRefusal("conformance.counts", text)
     if document["lanes"] < lanes + document["opcodes"] - len(rows):
         text = f"says {document['lanes']:,} lanes, and its rows alone have {lanes:,}"
-        yield Refusal("conformance.counts", text)
+        yield GateRefusal("conformance.counts", text)
 
 
 def _counts(row: Mapping[str, Any]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from refmoe.families.extents import extents_of
 from refmoe.families.family import Case
 from refmoe.museum import exhibits
 from refmoe.reference.mma import MODELS
-from refmoe.reports.checks import Refusal, first_and_count
+from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.documents import gpu_refusals, is_sha256
 from refmoe.reports.parity import CaseRecord, Report, count_verdicts
 from refmoe.verify.verdict import EVIDENCE, Verdict, schedule_evidence
@@ -73,7 +73,7 @@ class Record:
         return extents_of(self.case) if self.case is not None else None
 
 
-def contradictions(report: Report, records: Sequence[Record], catalog: Catalog) -> Iterator[Refusal]:
+def contradictions(report: Report, records: Sequence[Record], catalog: Catalog) -> Iterator[GateRefusal]:
     """What cannot be true of a report, each with the check that says so."""
     yield from _report(report, records)
     yield from _level(report, catalog)
@@ -86,24 +86,24 @@ def contradictions(report: Report, records: Sequence[Record], catalog: Catalog) 
 # --- the report ------------------------------------------------------------------------------------------------------
 
 
-def _report(report: Report, records: Sequence[Record]) -> Iterator[Refusal]:
+def _report(report: Report, records: Sequence[Record]) -> Iterator[GateRefusal]:
     counted = count_verdicts([case.verdict for case in report.cases])
     if report.summary != counted:
         text = f"its summary says {_counts(report.summary)}, and its cases are {_counts(counted)}"
-        yield Refusal("parity.summary", text)
+        yield GateRefusal("parity.summary", text)
     yield from _environment(report)
     yield from _evidence(report)
     longest = max(report.cases, key=lambda case: case.seconds, default=None)
     if longest is not None and longest.seconds > report.seconds + _CLOCK:
         text = f"case {longest.id} took {longest.seconds:g} s of a run of {report.seconds:g} s"
-        yield Refusal("parity.seconds", text)
+        yield GateRefusal("parity.seconds", text)
 
 
 def _counts(summary: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in summary.items()) or "none"
 
 
-def _environment(report: Report) -> Iterator[Refusal]:
+def _environment(report: Report) -> Iterator[GateRefusal]:
     machine = report.environment
     on_gpu = [case for case in report.cases if case.device == "cuda" and case.verdict.ran]
     for arch in sorted({case.arch for case in on_gpu}):
@@ -113,7 +113,7 @@ def _environment(report: Report) -> Iterator[Refusal]:
                 yield refusal
     if on_gpu and (machine.driver is None or machine.torch is None):
         text = f"{len(on_gpu):,} cases ran on a GPU, and the environment names no driver or no torch"
-        yield Refusal("parity.environment", text)
+        yield GateRefusal("parity.environment", text)
     # An exhibit that CuTe DSL's own compiler made names that one; no other kernel may.
     compilers = {
         case.compiler
@@ -124,10 +124,10 @@ def _environment(report: Report) -> Iterator[Refusal]:
     }
     for compiler in compilers - {machine.nvcc}:
         text = f"cases were compiled by {compiler or 'nothing'}, and the environment names {machine.nvcc or 'no nvcc'}"
-        yield Refusal("parity.environment", text)
+        yield GateRefusal("parity.environment", text)
 
 
-def _evidence(report: Report) -> Iterator[Refusal]:
+def _evidence(report: Report) -> Iterator[GateRefusal]:
     own = [case for case in report.cases if case.kernel is None]
     devices = {case.device for case in report.cases}
     models = {case.model: str(case.model_evidence) for case in report.cases if case.model is not None}
@@ -135,19 +135,19 @@ def _evidence(report: Report) -> Iterator[Refusal]:
     wanted = {*devices, *models, *(["schedules"] if fewest > 1 else [])}
     for key in sorted(wanted ^ report.evidence.keys()):
         said = "says nothing of" if key in wanted else "says what no case of it rests on:"
-        yield Refusal("parity.evidence", f"its evidence {said} {key}")
+        yield GateRefusal("parity.evidence", f"its evidence {said} {key}")
     for device in sorted({case.device for case in own} & report.evidence.keys()):
         if report.evidence[device] != EVIDENCE.get(device):
-            yield Refusal("parity.evidence", f"its words on what {device} proves are not refmoe's; run it again")
+            yield GateRefusal("parity.evidence", f"its words on what {device} proves are not refmoe's; run it again")
     for model, evidence in models.items():
         text = report.evidence.get(model)
         if text is not None and (model not in text or evidence not in text):
-            yield Refusal("parity.evidence", f"its words on the model {model} do not say that it is {evidence}")
+            yield GateRefusal("parity.evidence", f"its words on the model {model} do not say that it is {evidence}")
     if fewest > 1 and report.evidence.get("schedules") != schedule_evidence(fewest):
-        yield Refusal("parity.evidence", f"its words on schedules are not those of {fewest} schedules")
+        yield GateRefusal("parity.evidence", f"its words on schedules are not those of {fewest} schedules")
 
 
-def _level(report: Report, catalog: Catalog) -> Iterator[Refusal]:
+def _level(report: Report, catalog: Catalog) -> Iterator[GateRefusal]:
     """Whether a report of a level holds the cases that the level has now, and no others."""
     ids = {case.id for case in report.cases if case.kernel is None}
     if not ids:
@@ -158,14 +158,14 @@ def _level(report: Report, catalog: Catalog) -> Iterator[Refusal]:
     option = {name: value for name, value in zip(words, [*words[1:], ""], strict=True) if name.startswith("--")}
     if words[:2] != ["refmoe", "parity"] or not {"--level", "--device"} <= option.keys():
         found = f"made by {report.command!r}, which runs no cases of refmoe's kernels"
-        yield Refusal("parity.command", f"{found}; needed `refmoe parity`")
+        yield GateRefusal("parity.command", f"{found}; needed `refmoe parity`")
         return
     suites = [word.partition("=")[2] for word in words if word.startswith("--suite=")]
     arch = next((word.partition("=")[2] for word in words if word.startswith("--arch=")), None)
     try:
         listed = {str(case) for case in catalog.list_cases(option["--level"], suites, option["--device"], arch)}
     except ArgumentError as error:
-        yield Refusal("parity.command", f"made by {report.command!r}, which cannot be: {error}")
+        yield GateRefusal("parity.command", f"made by {report.command!r}, which cannot be: {error}")
         return
     if option["--device"] != "ptx":
         # Cases come and go while no GPU is at hand. What its report may not lose, the baseline says.
@@ -174,7 +174,7 @@ def _level(report: Report, catalog: Catalog) -> Iterator[Refusal]:
         if these:
             more = f" and {len(these) - 1:,} more" if len(these) > 1 else ""
             text = f"it was made by `{report.command}`, and {said} the case {min(these)}{more}; run it again"
-            yield Refusal("parity.level", text)
+            yield GateRefusal("parity.level", text)
 
 
 def _words(command: str) -> list[str]:
@@ -184,13 +184,13 @@ def _words(command: str) -> list[str]:
         return command.split()
 
 
-def _one_model(records: Sequence[Record]) -> Iterator[Refusal]:
+def _one_model(records: Sequence[Record]) -> Iterator[GateRefusal]:
     """Families of which some cases passed with an accumulation model and some without one."""
     passed = [record.of for record in records if record.of.verdict is Verdict.PASS]
     for family in sorted({case.family for case in passed}):
         bare = [case for case in passed if case.family == family and case.model is None]
         if bare and len(bare) < sum(case.family == family for case in passed):
-            yield Refusal(
+            yield GateRefusal(
                 "case.model", f"case {bare[0].id}: names no accumulation model, as other cases of {family} do"
             )
 
@@ -436,7 +436,7 @@ _OF_A_CASE: Mapping[str, Callable[[Record, Report], Iterator[str]]] = {
 }
 
 
-def two_stories(reports: Mapping[Path, Sequence[Record]]) -> Iterator[Refusal]:
+def two_stories(reports: Mapping[Path, Sequence[Record]]) -> Iterator[GateRefusal]:
     """Cases of which two reports, or two records, tell different inputs or different bytes.
 
     The data of a case does not depend on the device. So what ran on the executor and on a GPU had the same inputs.
@@ -476,7 +476,7 @@ def smallest(records: Sequence[Record], elements: int) -> list[Record]:
     return [record for _, record in chosen.values()]
 
 
-def repeated(cases: Sequence[CaseRecord]) -> Iterator[Refusal]:
+def repeated(cases: Sequence[CaseRecord]) -> Iterator[GateRefusal]:
     """Cases that are there twice."""
     twice = [name for name, count in Counter(case.id for case in cases).items() if count > 1]
     yield from first_and_count("case.twice", ((f"case {name} is there twice", "each counts once") for name in twice))

@@ -14,7 +14,7 @@ import numpy as np
 
 from refmoe.policies.convert import LEAST, MODES, Conversion, ModeFigures, PowerOfTwoLoss
 from refmoe.policies.convert_inputs import Source
-from refmoe.reports.checks import Refusal, first_and_count
+from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256, digest_of
 from refmoe.reports.environment import Environment, current_environment
 from refmoe.verify.source import python_sha256
@@ -202,45 +202,45 @@ def _where(tensor: Mapping[str, Any]) -> str:
     return f"{tensor['name']}, {tensor['scales']} scales"
 
 
-def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[Refusal]:
+def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRefusal]:
     if not document["tensors"]:
         text = f"an empty document: it holds no tensor, so it shows nothing; {CONVERT.again}"
-        yield Refusal("convert.tensors", text)
+        yield GateRefusal("convert.tensors", text)
         return
     found = failures(document)
-    yield from (Refusal("convert.loss", sentence) for sentence in found)
+    yield from (GateRefusal("convert.loss", sentence) for sentence in found)
     if bool(found) == document["passed"]:
         said = "passed, and it did not" if found else "did not pass, and nothing was lost"
-        yield Refusal("document.passed", f"says itself that it {said}")
+        yield GateRefusal("document.passed", f"says itself that it {said}")
     if document["source_sha256"] != source_sha256():
         text = f"the Python sources that decide its figures changed since they were computed; {CONVERT.again}"
-        yield Refusal("stale.figures", text)
+        yield GateRefusal("stale.figures", text)
     yield from _modes(document)
     for tensor in document["tensors"]:
         yield from first_and_count("convert.counts", ((_where(tensor), wrong) for wrong in _counts(tensor)))
 
 
-def _modes(document: Mapping[str, Any]) -> Iterator[Refusal]:
+def _modes(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
     """Whether every tensor, and every table, has every mode once."""
     known = [mode for mode in MODES if mode != LEAST]
     losses = [each["mode"] for each in document["power_of_two"]]
     if sorted(losses) != sorted(known):
         text = f"power-of-two scales under {', '.join(losses) or 'no mode'}; needed each of {', '.join(known)} once"
-        yield Refusal("convert.tensors", text)
+        yield GateRefusal("convert.tensors", text)
     for each in document["power_of_two"]:
         if each["largest"] + each["smaller"] > each["pairs"] or not each["pairs"]:
             text = f"{each['mode']}: {each['largest']} and {each['smaller']} of {each['pairs']} pairs change"
-            yield Refusal("convert.counts", text)
+            yield GateRefusal("convert.counts", text)
     for tensor in document["tensors"]:
         modes = [each["mode"] for each in tensor["modes"]]
         if sorted(modes) != sorted(MODES):
             text = f"{_where(tensor)}: modes {', '.join(modes) or 'none'}; needed each of {', '.join(MODES)} once"
-            yield Refusal("convert.tensors", text)
+            yield GateRefusal("convert.tensors", text)
     keys = ("name", "origin", "scales", "block")
     held = Counter(tuple(tensor[key] for key in keys) for tensor in document["tensors"])
     for (name, _, scales, _), count in held.items():
         if count > 1:
-            yield Refusal("convert.tensors", f"{name}, {scales} scales, is there {count} times")
+            yield GateRefusal("convert.tensors", f"{name}, {scales} scales, is there {count} times")
 
 
 def _counts(tensor: Mapping[str, Any]) -> Iterator[str]:

@@ -19,16 +19,16 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from refmoe.chips import CHIPS
-from refmoe.reports.checks import Refusal, ReportError
+from refmoe.reports.checks import GateRefusal, ReportError
 from refmoe.reports.reading import json_word, read_document, shown
 
 __all__ = [
     "EDITED",
     "Count",
+    "GateRefusal",
     "Kind",
     "Model",
     "PresentHash",
-    "Refusal",
     "ReportError",
     "Seconds",
     "Sha256",
@@ -71,7 +71,7 @@ class Kind:
         name: its key `kind`.
         again: what to do about a document that is refused, "run `refmoe stress --device cuda` again".
         judge: why an intact document of this form is refused; it gets the document and the present source hashes. A
-            sentence instead of a `Refusal` stands for the check `document.passed`.
+            sentence instead of a `GateRefusal` stands for the check `document.passed`.
         model: the document's keys and their types, or None.
         keys: what every document of this kind has, where it has no model.
         version: the schema version that is read, or None if the kind has none.
@@ -80,13 +80,13 @@ class Kind:
 
     name: str
     again: str
-    judge: Callable[[Mapping[str, Any], PresentHash], Iterable[Refusal | str]]
+    judge: Callable[[Mapping[str, Any], PresentHash], Iterable[GateRefusal | str]]
     model: type[BaseModel] | None = None
     keys: frozenset[str] = frozenset()
     version: str | None = None
     evidence: bool = True
 
-    def check(self, path: Path, document: Mapping[str, Any], present: PresentHash) -> list[Refusal]:
+    def check(self, path: Path, document: Mapping[str, Any], present: PresentHash) -> list[GateRefusal]:
         """Why the gate refuses the document at `path`.
 
         Raises:
@@ -95,27 +95,27 @@ class Kind:
         with well_formed(path, self.name):
             return [refusal.at(shown(path)) for refusal in self._refusals(document, present)]
 
-    def _refusals(self, document: Mapping[str, Any], present: PresentHash) -> list[Refusal]:
+    def _refusals(self, document: Mapping[str, Any], present: PresentHash) -> list[GateRefusal]:
         if self.version is not None and document.get("schema_version") != self.version:
             found = document.get("schema_version")
-            return [Refusal("document.version", version_text(found, self.version, f"document of kind {self.name}"))]
+            return [GateRefusal("document.version", version_text(found, self.version, f"document of kind {self.name}"))]
         if "digest" in document and not is_intact(document):
-            return [Refusal("document.digest", f"edited after it was made; {self.again}")]
+            return [GateRefusal("document.digest", f"edited after it was made; {self.again}")]
         if missing := sorted(self._required - document.keys()):
             text = f"says that it is of kind {self.name}, but has no {missing[0]}; {self.again}"
-            return [Refusal("document.schema", text)]
+            return [GateRefusal("document.schema", text)]
         if self.model is not None:
             try:
                 self.model.model_validate(document)
             except ValidationError as error:
-                return [Refusal("document.schema", f"no valid document of kind {self.name}: {first_error(error)}")]
+                return [GateRefusal("document.schema", f"no valid document of kind {self.name}: {first_error(error)}")]
         judged = [
-            each if isinstance(each, Refusal) else Refusal("document.passed", each)
+            each if isinstance(each, GateRefusal) else GateRefusal("document.passed", each)
             for each in self._judged(document, present)
         ]
         return [*time_refusals(document), *chip_refusals(document), *judged]
 
-    def _judged(self, document: Mapping[str, Any], present: PresentHash) -> Iterable[Refusal | str]:
+    def _judged(self, document: Mapping[str, Any], present: PresentHash) -> Iterable[GateRefusal | str]:
         return self.judge(document, present)
 
     @property
@@ -143,7 +143,7 @@ def well_formed(path: Path, kind: str) -> Iterator[None]:
         raise ReportError(f"{path}: says it is of kind {kind}, but lacks or spoils {error}") from error
 
 
-def time_refusals(document: Mapping[str, Any]) -> Iterator[Refusal]:
+def time_refusals(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
     """What is wrong with when a document says that it was made, if it says that."""
     if "created" not in document:
         return
@@ -151,15 +151,15 @@ def time_refusals(document: Mapping[str, Any]) -> Iterator[Refusal]:
     try:
         made = datetime.datetime.fromisoformat(created)
     except (TypeError, ValueError):
-        yield Refusal("document.time", f"made at {created!r}, which is no time; needed ISO 8601 with a time zone")
+        yield GateRefusal("document.time", f"made at {created!r}, which is no time; needed ISO 8601 with a time zone")
         return
     if made.tzinfo is None:
-        yield Refusal("document.time", f"made at {created!r}, without a time zone; needed ISO 8601 with one")
+        yield GateRefusal("document.time", f"made at {created!r}, without a time zone; needed ISO 8601 with one")
     elif made > datetime.datetime.now(datetime.timezone.utc) + _CLOCKS:
-        yield Refusal("document.time", f"made at {created}, which has not come yet")
+        yield GateRefusal("document.time", f"made at {created}, which has not come yet")
 
 
-def chip_refusals(document: Mapping[str, Any]) -> Iterator[Refusal]:
+def chip_refusals(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
     """What is wrong with the GPU that a document names, if it names one."""
     if "gpu" not in document:
         return
@@ -167,17 +167,17 @@ def chip_refusals(document: Mapping[str, Any]) -> Iterator[Refusal]:
     environment = document.get("environment")
     if isinstance(environment, Mapping) and environment.get("gpu") != document["gpu"]:
         found = f"ran on {document['gpu']}, and its environment names {environment.get('gpu') or 'no GPU'}"
-        yield Refusal("document.chip", found)
+        yield GateRefusal("document.chip", found)
 
 
-def gpu_refusals(gpu: object, arch: object) -> Iterator[Refusal]:
+def gpu_refusals(gpu: object, arch: object) -> Iterator[GateRefusal]:
     """What is wrong with the name of a GPU and the arch that it is said to have."""
     if not isinstance(gpu, str) or not gpu.strip():
-        yield Refusal("document.chip", f"ran on a GPU, and names {gpu!r}; needed the GPU's name")
+        yield GateRefusal("document.chip", f"ran on a GPU, and names {gpu!r}; needed the GPU's name")
         return
     for chip in CHIPS.values():
         if chip.arch != arch and any(_sold_as(gpu, product.name) for product in chip.products):
-            yield Refusal("document.chip", f"ran on {gpu}, which is {chip.arch}, and says {arch}")
+            yield GateRefusal("document.chip", f"ran on {gpu}, which is {chip.arch}, and says {arch}")
 
 
 def _sold_as(gpu: str, product: str) -> bool:

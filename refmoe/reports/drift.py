@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from refmoe.reports.checks import Refusal, first_and_count
+from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256
 from refmoe.reports.environment import Environment
 from refmoe.verify.source import python_sha256
@@ -17,7 +17,10 @@ SCHEMA_VERSION = "1"
 #: What decides the bits of a path and the figures of a comparison.
 SOURCES = (
     *("formats.py", "policy.py"),
-    *(f"{room}/*.py" for room in ("reference", "reference/mma", "reference/moe", "models", "models/gguf", "drift")),
+    *(
+        f"{room}/*.py"
+        for room in ("reference", "reference/gguf", "reference/mma", "reference/moe", "models", "models/gguf", "drift")
+    ),
     *(f"reference/{room}/*.py" for room in ("deepseek", "deepseek_gemm")),
 )
 
@@ -99,32 +102,32 @@ def failures(document: Mapping[str, Any]) -> list[str]:
     return [refusal.text for refusal in _failures(document)]
 
 
-def _failures(document: Mapping[str, Any]) -> Iterator[Refusal]:
+def _failures(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
     for sentence in document["dependent"]:
-        yield Refusal("drift.dependent", sentence)
+        yield GateRefusal("drift.dependent", sentence)
     for run in document["runs"]:
         for one in run["comparisons"]:
             pair = _pair(one)
             if one["must_equal"] and one["bytes_differing"]:
                 where = one["first_difference"]["text"] if one["first_difference"] else "in formats"
                 text = f"{pair}: {one['bytes_differing']:,} bytes differ and none may: {where}"
-                yield Refusal("drift.differs", text)
+                yield GateRefusal("drift.differs", text)
             if one["must_equal"] and not one["bytes_compared"]:
-                yield Refusal("drift.differs", f"{pair}: must be equal, but nothing was compared")
+                yield GateRefusal("drift.differs", f"{pair}: must be equal, but nothing was compared")
 
 
-def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[Refusal]:
+def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRefusal]:
     if not document["runs"]:
-        yield Refusal("drift.runs", f"an empty document: it holds no run, so it proves nothing; {DRIFT.again}")
+        yield GateRefusal("drift.runs", f"an empty document: it holds no run, so it proves nothing; {DRIFT.again}")
         return
     found = list(_failures(document))
     yield from found
     if bool(found) == document["passed"]:
         said = "passed, and it did not" if found else "did not pass, and all that must be equal is"
-        yield Refusal("document.passed", f"says itself that it {said}")
+        yield GateRefusal("document.passed", f"says itself that it {said}")
     if document["source_sha256"] != source_sha256():
         text = f"the Python sources that decide its figures changed since they were computed; {DRIFT.again}"
-        yield Refusal("stale.figures", text)
+        yield GateRefusal("stale.figures", text)
     yield from _runs(document)
     for run in document["runs"]:
         yield from first_and_count("drift.counts", _counts(run))
@@ -135,33 +138,35 @@ def _pair(one: Mapping[str, Any]) -> str:
     return f"{one['path']} and {one['base']}, {one['mode']}"
 
 
-def _runs(document: Mapping[str, Any]) -> Iterator[Refusal]:
+def _runs(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
     """Whether every run has every pair of paths once in every mode, and as many tokens as steps."""
     paths = {path["name"]: path for path in document["paths"]}
     if len(paths) != len(document["paths"]):
-        yield Refusal("drift.runs", "a path is listed twice")
+        yield GateRefusal("drift.runs", "a path is listed twice")
     if document["base"] not in paths:
-        yield Refusal("drift.runs", f"the base {document['base']} is none of its paths")
+        yield GateRefusal("drift.runs", f"the base {document['base']} is none of its paths")
     modes = {one["mode"] for run in document["runs"] for one in run["comparisons"]}
     for run in document["runs"]:
         where = f"the run of batch {run['point'].get('batch')}"
         held = Counter((one["path"], one["mode"]) for one in run["comparisons"])
         wanted = {(path, mode) for path in paths if path != document["base"] for mode in modes}
         for path, mode in sorted(wanted - held.keys()):
-            yield Refusal("drift.runs", f"{where} lacks {path}, {mode}")
+            yield GateRefusal("drift.runs", f"{where} lacks {path}, {mode}")
         for (path, mode), count in held.items():
             if path not in paths or count > 1:
                 said = "is none of its paths" if path not in paths else "is there twice"
-                yield Refusal("drift.runs", f"{where}: {path}, {mode}, {said}")
+                yield GateRefusal("drift.runs", f"{where}: {path}, {mode}, {said}")
         for one in run["comparisons"]:
             first, base = paths.get(one["path"]), paths.get(one["base"])
             if first and base and (first["arithmetic"] == base["arithmetic"]) and not one["must_equal"]:
-                yield Refusal("drift.runs", f"{where}: {_pair(one)} have one arithmetic, and need not be equal")
+                yield GateRefusal("drift.runs", f"{where}: {_pair(one)} have one arithmetic, and need not be equal")
         if any(len(row) != document["steps"] for row in run["tokens"]):
             found = f"{where} decoded {len(run['tokens'][0])} tokens, and the document says {document['steps']} steps"
-            yield Refusal("drift.runs", found)
+            yield GateRefusal("drift.runs", found)
         if not len(run["prompts"]) == len(run["tokens"]) == run["point"].get("batch"):
-            yield Refusal("drift.runs", f"{where} has {len(run['prompts'])} prompts and {len(run['tokens'])} answers")
+            yield GateRefusal(
+                "drift.runs", f"{where} has {len(run['prompts'])} prompts and {len(run['tokens'])} answers"
+            )
 
 
 def _counts(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -188,7 +193,7 @@ def _any_nonzero(values: Any) -> bool:
     return any(map(_any_nonzero, values)) if isinstance(values, list) else bool(values)
 
 
-def _dependent(document: Mapping[str, Any]) -> Iterator[Refusal]:
+def _dependent(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
     """Sequences whose bits depend on the batch, from the hashes that the document holds itself."""
     said = set(document["dependent"])
     paths = {path["name"] for path in document["paths"]}
@@ -198,9 +203,9 @@ def _dependent(document: Mapping[str, Any]) -> Iterator[Refusal]:
                 text = (
                     f"{each['path']}, {each['mode']}: {len(each['sha256'])} hashes of {len(run['prompts'])} sequences"
                 )
-                yield Refusal("drift.dependent", text)
+                yield GateRefusal("drift.dependent", text)
         for path in paths - {each["path"] for each in run["bits"]}:
-            yield Refusal("drift.dependent", f"{path}: no hashes of the bits of its sequences")
+            yield GateRefusal("drift.dependent", f"{path}: no hashes of the bits of its sequences")
         yield from _equal_bits(run)
     for first, second in itertools.combinations(document["runs"], 2):
         shared = min(len(first["prompts"]), len(second["prompts"]))
@@ -214,16 +219,16 @@ def _dependent(document: Mapping[str, Any]) -> Iterator[Refusal]:
                 text = (
                     f"{each['path']}, {each['mode']}: its sequences have other bits in another batch, and it is silent"
                 )
-                yield Refusal("drift.dependent", text)
+                yield GateRefusal("drift.dependent", text)
 
 
-def _equal_bits(run: Mapping[str, Any]) -> Iterator[Refusal]:
+def _equal_bits(run: Mapping[str, Any]) -> Iterator[GateRefusal]:
     """Pairs whose hashes tell whether they are equal, and that say otherwise."""
     bits = {(each["path"], each["mode"]): each["sha256"] for each in run["bits"]}
     for one in run["comparisons"]:
         ours, theirs = bits.get((one["path"], one["mode"])), bits.get((one["base"], one["mode"]))
         if one["must_equal"] and ours and theirs and ours != theirs and not one["bytes_differing"]:
-            yield Refusal("drift.dependent", f"{_pair(one)}: no byte differs, and the hashes of their bits do")
+            yield GateRefusal("drift.dependent", f"{_pair(one)}: no byte differs, and the hashes of their bits do")
 
 
 DRIFT = Kind("drift", again="run `refmoe drift` again", judge=_judge, model=DriftDocument, version=SCHEMA_VERSION)

@@ -13,7 +13,7 @@ from typing import Any
 from refmoe.errors import ArgumentError
 from refmoe.reports import baseline as baselines
 from refmoe.reports.bench import BENCH
-from refmoe.reports.checks import Refusal, ReportError, first_and_count
+from refmoe.reports.checks import GateRefusal, ReportError, first_and_count
 from refmoe.reports.conformance import CONFORMANCE
 from refmoe.reports.consistency import Catalog, Record, two_stories
 from refmoe.reports.convert import CONVERT
@@ -52,7 +52,7 @@ class GateOutcome:
     reports: tuple[Path, ...]
     documents: tuple[Path, ...]
     unread: tuple[Path, ...]
-    found: tuple[Refusal, ...]
+    found: tuple[GateRefusal, ...]
     passed: int
 
     @property
@@ -109,7 +109,7 @@ def check_reports(
     if not reports and not evidence and not refusals:
         named = ", ".join(shown(path) for path in paths)
         text = f"no report in {named}: make one with `refmoe parity --report PATH`"
-        refusals.append(Refusal("document.none", text))
+        refusals.append(GateRefusal("document.none", text))
     cases = [record for report in reports.values() for record in report.cases]
     if baseline is not None:
         whole = any(path.is_dir() and _below(baseline, path) for path in paths)
@@ -135,26 +135,26 @@ def _is_report(path: Path) -> bool:
         return False  # whoever reads it as the baseline says why
 
 
-def _elsewhere(path: Path, baseline: Path | None) -> Refusal:
+def _elsewhere(path: Path, baseline: Path | None) -> GateRefusal:
     used = f"and the one in use is {shown(baseline)}" if baseline is not None else "and none is in use"
     text = f"{shown(path)}: a baseline, {used}: name it with --baseline, or take it away"
-    return Refusal("baseline.elsewhere", text)
+    return GateRefusal("baseline.elsewhere", text)
 
 
 def _digests(documents: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:
     return {path: document["digest"] for path, document in documents.items() if isinstance(document.get("digest"), str)}
 
 
-def _twice(digests: Mapping[Path, str]) -> Iterator[Refusal]:
+def _twice(digests: Mapping[Path, str]) -> Iterator[GateRefusal]:
     first: dict[str, Path] = {}
     for path, digest in digests.items():
         other = first.setdefault(digest, path)
         if other is not path:
             text = f"{shown(path)}: the same report as {shown(other)}; each counts once, so take one away"
-            yield Refusal("document.twice", text)
+            yield GateRefusal("document.twice", text)
 
 
-def vanished(path: Path, records: Sequence[CaseRecord], catalog: Catalog, *, whole: bool) -> list[Refusal]:
+def vanished(path: Path, records: Sequence[CaseRecord], catalog: Catalog, *, whole: bool) -> list[GateRefusal]:
     """A sentence for each reason why cases of the baseline at `path` are not among those that ran.
 
     Args:
@@ -175,7 +175,7 @@ def vanished(path: Path, records: Sequence[CaseRecord], catalog: Catalog, *, who
     for family, count in Counter(families.values()).items():
         if family in absent:
             lost = f"kernel family {family} passed {count:,} cases in {path} and is gone"
-            refusals.append(Refusal("baseline.family", f"{lost}; bring it back, or renew the baseline"))
+            refusals.append(GateRefusal("baseline.family", f"{lost}; bring it back, or renew the baseline"))
     by_id = {record.id: record for record in records}
     devices = {record.device for record in records}
     # No case of such a kernel ran, since this machine lacks what it needs. What it refuses, it refuses anyway.
@@ -197,11 +197,11 @@ def vanished(path: Path, records: Sequence[CaseRecord], catalog: Catalog, *, who
             idle.setdefault((record.verdict.value, record.reason), []).append(name)
     for (verdict, reason), names in idle.items():
         text = f"case {names[0]}{_and_more(names)} passed in {path} and is now {verdict}: {reason}"
-        refusals.append(Refusal("baseline.vanished", text))
+        refusals.append(GateRefusal("baseline.vanished", text))
     for device, names in gone.items():
         more = _and_more(names, f" of the device {device}")
         text = f"case {names[0]}{more} passed in {path} and is gone; run it, or renew the baseline"
-        refusals.append(Refusal("baseline.vanished", text))
+        refusals.append(GateRefusal("baseline.vanished", text))
     return refusals
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
 from refmoe.reference.moe.paths import PATHS
-from refmoe.reports.checks import Refusal, first_and_count
+from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256
 from refmoe.reports.environment import Environment
 from refmoe.verify.source import python_sha256
@@ -24,7 +24,7 @@ LAYER = "layer"
 _SOURCES = (
     *("formats.py", "policy.py", "draw.py", "families/moe.py"),
     *("reference/*.py", "reference/mma/*.py", "reference/moe/*.py", "reference/deepseek/*.py"),
-    "reference/deepseek_gemm/*.py",
+    *("reference/deepseek_gemm/*.py", "reference/gguf/*.py"),
     "batching/*.py",
 )
 
@@ -117,29 +117,29 @@ def failures(document: Mapping[str, Any]) -> list[str]:
     return [refusal.text for refusal in _failures(document)]
 
 
-def _failures(document: Mapping[str, Any]) -> Iterator[Refusal]:
+def _failures(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
     for each in document["certificates"]:
         if each["verdict"] == "depends" and not each["depends"]:
             shown = each["difference"] or {}
             pair = f"{shown.get('alone')} and {shown.get('batched')} differ in {shown.get('array')}"
-            yield Refusal("invariant.verdict", f"{each['subject']} depends on its batch: {pair}")
+            yield GateRefusal("invariant.verdict", f"{each['subject']} depends on its batch: {pair}")
         if each["verdict"] == "invariant" and each["depends"]:
             text = f"{each['subject']} is known to depend on its batch, and no case of {each['cases']:,} shows it"
-            yield Refusal("invariant.verdict", text)
+            yield GateRefusal("invariant.verdict", text)
 
 
-def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[Refusal]:
+def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRefusal]:
     found = list(_failures(document))
     yield from found
     if bool(found) == document["passed"]:
         said = "passed, and it did not" if found else "did not pass, and nothing in it failed"
-        yield Refusal("document.passed", f"says itself that it {said}")
+        yield GateRefusal("document.passed", f"says itself that it {said}")
     yield from _stale(document, present)
     yield from _paths(document)
     certificates = document["certificates"]
     if sum(each["cases"] for each in certificates) != document["cases"]:
         text = f"says {document['cases']:,} cases, and its certificates have {sum(e['cases'] for e in certificates):,}"
-        yield Refusal("invariant.counts", text)
+        yield GateRefusal("invariant.counts", text)
     for check, find in (
         ("invariant.counts", _counts),
         ("invariant.verdict", _verdict),
@@ -148,38 +148,38 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[Refusa
         yield from first_and_count(check, ((each["subject"], text) for each in certificates for text in find(each)))
 
 
-def _stale(document: Mapping[str, Any], present: PresentHash) -> Iterator[Refusal]:
+def _stale(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRefusal]:
     used = {LAYER, *(each["source"] for each in document["certificates"])}
     stated = document["source_sha256"]
     for source in sorted(used ^ stated.keys()):
         word = "has no hash of" if source in used else "has a hash of what it does not use:"
-        yield Refusal("stale.kernel", f"{word} {source}; {INVARIANT.again}")
+        yield GateRefusal("stale.kernel", f"{word} {source}; {INVARIANT.again}")
     for source in sorted(used & stated.keys()):
         try:
             now = layer_sha256() if source == LAYER else present(source)
         except (ArgumentError, OSError) as error:
-            yield Refusal("stale.family", f"kernel family {source} has no source any more: {error}")
+            yield GateRefusal("stale.family", f"kernel family {source} has no source any more: {error}")
             continue
         if stated[source] != now:
             check = "stale.figures" if source == LAYER else "stale.kernel"
-            yield Refusal(check, f"the source of {source} changed since it was tried; {INVARIANT.again}")
+            yield GateRefusal(check, f"the source of {source} changed since it was tried; {INVARIANT.again}")
 
 
-def _paths(document: Mapping[str, Any]) -> Iterator[Refusal]:
+def _paths(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
     """Whether every path of `moe_layer` and every source of a kernel is there, and nothing twice."""
     names = Counter(each["subject"] for each in document["certificates"])
     for name, count in names.items():
         if count > 1:
-            yield Refusal("invariant.paths", f"{name} is there {count} times")
+            yield GateRefusal("invariant.paths", f"{name} is there {count} times")
         if not re.fullmatch(r"(layer|kernel)/[\w.-]+", name):
-            yield Refusal("invariant.paths", f"{name!r} is the name of no path and of no kernel")
+            yield GateRefusal("invariant.paths", f"{name!r} is the name of no path and of no kernel")
     for backend in sorted({backend for backend, _ in PATHS}):
         if f"layer/{backend}" not in names:
-            yield Refusal("invariant.paths", f"the path {backend} is not there; {INVARIANT.again}")
+            yield GateRefusal("invariant.paths", f"the path {backend} is not there; {INVARIANT.again}")
     tried = {each["source"] for each in document["certificates"]}
     for family in FAMILIES:
         if not {family, WITHIN.get(family)} & tried:
-            yield Refusal("invariant.paths", f"no kernel of {family} is there; {INVARIANT.again}")
+            yield GateRefusal("invariant.paths", f"no kernel of {family} is there; {INVARIANT.again}")
 
 
 def _counts(each: Mapping[str, Any]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from refmoe.errors import ArgumentError
-from refmoe.reports.checks import NAMED, Refusal, first_and_count
+from refmoe.reports.checks import NAMED, GateRefusal, first_and_count
 from refmoe.reports.consistency import Catalog, Record, contradictions, repeated, smallest
 from refmoe.reports.documents import ReportError, time_refusals
 from refmoe.reports.parity import CaseRecord, Report
@@ -33,7 +33,7 @@ _REFUSED = {
 }
 
 
-def refusals_of(path: Path, report: Report, records: Sequence[Record], catalog: Catalog) -> Iterator[Refusal]:
+def refusals_of(path: Path, report: Report, records: Sequence[Record], catalog: Catalog) -> Iterator[GateRefusal]:
     """Why the gate refuses the report of a file, without the file's name before each.
 
     Args:
@@ -43,12 +43,12 @@ def refusals_of(path: Path, report: Report, records: Sequence[Record], catalog: 
         catalog: what the sources say now.
     """
     if not report.cases:
-        yield Refusal("parity.empty", "an empty report: it holds no case, so it proves nothing")
+        yield GateRefusal("parity.empty", "an empty report: it holds no case, so it proves nothing")
         return
     yield from repeated(report.cases)
     if not any(case.verdict.ran for case in report.cases):
         first = report.cases[0]
-        yield Refusal("parity.empty", f"no case ran: {first.verdict.value}: {first.reason}")
+        yield GateRefusal("parity.empty", f"no case ran: {first.verdict.value}: {first.reason}")
     for verdict, meaning in _REFUSED.items():
         yield from _refused(path, [case for case in report.cases if case.fails and case.verdict is verdict], meaning)
     yield from time_refusals({"created": report.created})
@@ -59,24 +59,24 @@ def refusals_of(path: Path, report: Report, records: Sequence[Record], catalog: 
     yield from _stale_user_kernels(report.cases)
 
 
-def _refused(path: Path, failing: Sequence[CaseRecord], meaning: str) -> Iterator[Refusal]:
+def _refused(path: Path, failing: Sequence[CaseRecord], meaning: str) -> Iterator[GateRefusal]:
     """A sentence for each of the first cases, and one for all the others."""
     for case in failing[:NAMED]:
         text = f"{case.verdict.value}, {meaning}: {case.finding}; run: {case.repro}"
-        yield Refusal("case.verdict", text)
+        yield GateRefusal("case.verdict", text)
     if rest := failing[NAMED:]:
         kernels = ", ".join(f"{count:,} of {name}" for name, count in Counter(case.family for case in rest).items())
         see = f"see them all: refmoe report {path} --html out/report.html"
-        yield Refusal("case.verdict", f"{len(rest):,} more cases {rest[0].verdict.value}: {kernels}; {see}")
+        yield GateRefusal("case.verdict", f"{len(rest):,} more cases {rest[0].verdict.value}: {kernels}; {see}")
 
 
-def _stale_families(cases: Sequence[CaseRecord], catalog: Catalog) -> Iterator[Refusal]:
+def _stale_families(cases: Sequence[CaseRecord], catalog: Catalog) -> Iterator[GateRefusal]:
     """One sentence a family: a changed header makes all its cases stale at once."""
     for family in sorted({case.family for case in cases if case.kernel is None}):
         try:
             now = catalog.source_sha256(family)
         except (ArgumentError, OSError) as error:
-            yield Refusal("stale.family", f"kernel family {family} has no source any more: {error}")
+            yield GateRefusal("stale.family", f"kernel family {family} has no source any more: {error}")
             continue
         stale = [case for case in cases if case.family == family and case.kernel is None and case.stale(now)]
         if stale:
@@ -84,10 +84,10 @@ def _stale_families(cases: Sequence[CaseRecord], catalog: Catalog) -> Iterator[R
                 f"the source of {family} changed since {len(stale)} of its cases ran on {stale[0].device} "
                 f"({stale[0].arch}), so they say nothing about it: run them again"
             )
-            yield Refusal("stale.kernel", text)
+            yield GateRefusal("stale.kernel", text)
 
 
-def _stale_inputs(records: Sequence[Record]) -> Iterator[Refusal]:
+def _stale_inputs(records: Sequence[Record]) -> Iterator[GateRefusal]:
     """Fills that make other data than what ran: the smallest case of each is made again."""
     wrong = []
     for record in smallest(records, _REMADE):
@@ -108,7 +108,7 @@ def _inputs_now(name: str, record: Record) -> str:
     return _MADE[name]
 
 
-def _stale_user_kernels(cases: Sequence[CaseRecord]) -> Iterator[Refusal]:
+def _stale_user_kernels(cases: Sequence[CaseRecord]) -> Iterator[GateRefusal]:
     """A sentence for each user's kernel whose sources are gone or others now.
 
     Files are looked for from the current folder, as pytest named them from the project's root. A kernel of a package
@@ -125,17 +125,17 @@ def _stale_user_kernels(cases: Sequence[CaseRecord]) -> Iterator[Refusal]:
                 read_bytes(Path(source.partition("::")[0]), _SOURCE_BYTES)
             now = sha256_of(source_files(sources, Path()))
         except ReportError as error:
-            yield Refusal("stale.user", f"the source of {kernel} cannot be read from here: {error}")
+            yield GateRefusal("stale.user", f"the source of {kernel} cannot be read from here: {error}")
             continue
         except OSError as error:
-            yield Refusal("stale.user", f"the source of {kernel} cannot be read from here: {error.strerror}")
+            yield GateRefusal("stale.user", f"the source of {kernel} cannot be read from here: {error.strerror}")
             continue
         except (ArgumentError, SyntaxError, UnicodeDecodeError) as error:
-            yield Refusal("stale.user", f"the source of {kernel} is no longer what ran: {error}")
+            yield GateRefusal("stale.user", f"the source of {kernel} is no longer what ran: {error}")
             continue
         if stale := [case for case in mine if case.stale(now)]:
             text = (
                 f"{' or '.join(sources)} changed since {len(stale)} cases of {kernel} ran, so they say nothing "
                 "about it: run them again"
             )
-            yield Refusal("stale.user", text)
+            yield GateRefusal("stale.user", text)

@@ -14,7 +14,7 @@ RUNS = 1_000_000
 
 # What decides which programs run, what PTX says of them, and what a GPU is given.
 _SOURCES = (
-    "axioms", "copies", "emit", "events", "generate", "passing", "patterns", "program", "relations", "shapes",
+    "axioms", "copies", "emit", "events", "generate", "idioms", "passing", "program", "relations", "shapes",
     "strength", "stressed", "verdict",
 )  # fmt: skip
 _NAMED = 5

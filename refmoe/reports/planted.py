@@ -10,7 +10,7 @@ from refmoe.cuda.toolchain import CSRC, with_includes
 from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
 from refmoe.museum import exhibits
-from refmoe.reports.checks import Refusal, first_and_count
+from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.consistency import Catalog
 from refmoe.reports.parity import CaseRecord, MutantRecord, Report
 from refmoe.verify.plant import CATCHING, GEMMS, Fault, FaultResult, Patch, load_patches
@@ -18,21 +18,21 @@ from refmoe.verify.tolerances import TOLERANCES
 from refmoe.verify.verdict import Verdict
 
 
-def fault_contradictions(report: Report, catalog: Catalog) -> Iterator[Refusal]:
+def fault_contradictions(report: Report, catalog: Catalog) -> Iterator[GateRefusal]:
     """What is wrong with the planted faults of a report, each with the check that says so."""
     asked = "--mutants" in report.command.split()
     if asked and not report.mutants:
-        yield Refusal("fault.none", f"made by `{report.command}`, and it holds no planted fault")
+        yield GateRefusal("fault.none", f"made by `{report.command}`, and it holds no planted fault")
     if report.mutants and not asked:
         text = f"it holds {len(report.mutants)} planted faults, and was made by `{report.command}`, which plants none"
-        yield Refusal("fault.none", text)
+        yield GateRefusal("fault.none", text)
     survivors = (
         (f"the planted fault {each.name} was not caught", each.fault) for each in report.mutants if not each.caught
     )
     yield from first_and_count("fault.survived", survivors)
     if not report.mutants:
         if report.tolerances:
-            yield Refusal("fault.tolerance", "it weighs no planted fault, and lists tolerances")
+            yield GateRefusal("fault.tolerance", "it weighs no planted fault, and lists tolerances")
         return
     known = known_faults({case.family for case in report.cases})
     yield from first_and_count("fault.list", _listing(report.mutants, known))
@@ -48,7 +48,7 @@ def fault_contradictions(report: Report, catalog: Catalog) -> Iterator[Refusal]:
     yield from first_and_count("fault.case", wrong)
     stated = [(rule.name, rule.source, rule.rule) for rule in report.tolerances]
     if stated != [(rule.name, rule.source, rule.rule) for rule in TOLERANCES]:
-        yield Refusal("fault.tolerance", "its tolerances are not those that refmoe weighs faults by; run it again")
+        yield GateRefusal("fault.tolerance", "its tolerances are not those that refmoe weighs faults by; run it again")
 
 
 def known_faults(families: set[str]) -> Mapping[str, Fault]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from refmoe.reports.checks import Refusal, ReportError, one_line
+from refmoe.reports.checks import GateRefusal, ReportError, one_line
 
 #: Larger files are refused unread; the largest report of this repository has a fifth of it.
 MAX_BYTES = 1 << 27
@@ -58,7 +58,7 @@ class Found:
 
     files: tuple[Path, ...]
     unread: tuple[Path, ...]
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[GateRefusal, ...]
 
 
 def shown(path: Path) -> str:
@@ -70,25 +70,25 @@ def find_documents(paths: Sequence[Path]) -> Found:
     """The files that are named, and all below the folders that are named: hidden ones and deeper folders too."""
     files: dict[str, Path] = {}
     unread: list[Path] = []
-    refusals: list[Refusal] = []
+    refusals: list[GateRefusal] = []
     pending = [(path, True) for path in reversed(paths)]
     while pending:
         path, named = pending.pop()
         if not (path.is_dir() if named else _is_folder(path)):
             if not named and not path.name.lower().endswith(".json"):
                 looks = _looks_like_a_report(path)
-                refusals += [Refusal("file.unread", f"{shown(path)}: {looks}")] if looks else []
+                refusals += [GateRefusal("file.unread", f"{shown(path)}: {looks}")] if looks else []
                 unread += [] if looks else [path]
             else:
                 files.setdefault(os.path.abspath(path), path)
             continue
         if not named and path.is_symlink():
             text = "a link to a folder, which is not followed; name the folder itself, or take the link away"
-            refusals.append(Refusal("file.linked-folder", f"{shown(path)}: {text}"))
+            refusals.append(GateRefusal("file.linked-folder", f"{shown(path)}: {text}"))
             continue
         if path.name.lower().endswith(".json"):
             text = "cannot be read: a folder with the name of a report; give it another name"
-            refusals.append(Refusal("file.folder", f"{shown(path)}: {text}"))
+            refusals.append(GateRefusal("file.folder", f"{shown(path)}: {text}"))
         try:
             inside = sorted(os.listdir(path))
         except OSError as error:

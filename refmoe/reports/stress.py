@@ -10,7 +10,7 @@ from typing import Any, Literal
 from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
 from refmoe.families.case import Fields
-from refmoe.reports.checks import Refusal, first_and_count
+from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.documents import Count, Kind, Model, PresentHash, Sha256
 from refmoe.reports.environment import Environment
 
@@ -57,56 +57,56 @@ def failures(document: Mapping[str, Any]) -> list[str]:
     return [refusal.text for refusal in _failures(document)]
 
 
-def _failures(document: Mapping[str, Any]) -> Iterator[Refusal]:
+def _failures(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
     reruns, sanitized = document["reruns"], document["sanitizers"]
     for result in reruns:
         if result["different_outputs"] != 1:
             found = f"{result['different_outputs']} different outputs of {result['runs']} runs of {result['case']}"
-            yield Refusal("stress.runs", found)
+            yield GateRefusal("stress.runs", found)
     for row in sanitized:
         if row["verdict"] == "errors":
-            yield Refusal("stress.tools", f"{row['tool']} found errors: {row['summary']}")
+            yield GateRefusal("stress.tools", f"{row['tool']} found errors: {row['summary']}")
     # Fewer runs would pass more easily, and a tool that is left out finds nothing.
     if not reruns or any(result["runs"] < RERUNS for result in reruns):
-        yield Refusal("stress.runs", f"needed {RERUNS} runs of every kernel")
+        yield GateRefusal("stress.runs", f"needed {RERUNS} runs of every kernel")
     for tool in TOOLS:
         if tool not in [row["tool"] for row in sanitized]:
-            yield Refusal("stress.tools", f"{tool} is neither run nor skipped for a reason")
+            yield GateRefusal("stress.tools", f"{tool} is neither run nor skipped for a reason")
 
 
-def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[Refusal]:
+def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRefusal]:
     stated = document["source_sha256"]
     stale = [family for family in FAMILIES if stated.get(family) != present(family)]
     if stale:
         text = f"the source of {', '.join(stale)} changed since it ran on {document['gpu']}; {STRESS.again}"
-        yield Refusal("stale.kernel", text)
+        yield GateRefusal("stale.kernel", text)
     for family in stated.keys() - FAMILIES.keys():
-        yield Refusal("stale.family", f"has the source of {family}, which is no kernel family; {STRESS.again}")
+        yield GateRefusal("stale.family", f"has the source of {family}, which is no kernel family; {STRESS.again}")
     found = list(_failures(document))
     yield from found
     if bool(found) == document["passed"]:
         said = "passed, and it did not" if found else "did not pass, and nothing in it failed"
-        yield Refusal("document.passed", f"says itself that it {said}")
+        yield GateRefusal("document.passed", f"says itself that it {said}")
     yield from _tools(document["sanitizers"])
     yield from _reruns(document)
 
 
-def _tools(rows: list[Mapping[str, Any]]) -> Iterator[Refusal]:
+def _tools(rows: list[Mapping[str, Any]]) -> Iterator[GateRefusal]:
     for tool, count in Counter(row["tool"] for row in rows).items():
         if tool not in TOOLS:
-            yield Refusal("stress.tools", f"{tool} is no tool of compute-sanitizer that watches kernels here")
+            yield GateRefusal("stress.tools", f"{tool} is no tool of compute-sanitizer that watches kernels here")
         elif count > 1:
-            yield Refusal("stress.tools", f"{tool} is there {count} times")
+            yield GateRefusal("stress.tools", f"{tool} is there {count} times")
     for row in rows:
         if not row["summary"].strip():
-            yield Refusal("stress.tools", f"{row['tool']} is {row['verdict']}, without a summary or a reason")
+            yield GateRefusal("stress.tools", f"{row['tool']} is {row['verdict']}, without a summary or a reason")
         counted = [int(count) for count in re.findall(r"(\d+) (?:errors?|hazards?|warnings?)\b", row["summary"])]
         if row["verdict"] == "clean" and (any(counted) or not counted):
             text = f"{row['tool']} is said to be clean, and its summary is: {row['summary']}"
-            yield Refusal("stress.tools", text)
+            yield GateRefusal("stress.tools", text)
 
 
-def _reruns(document: Mapping[str, Any]) -> Iterator[Refusal]:
+def _reruns(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
     reruns = document["reruns"]
     wrong = []
     for row in reruns:
@@ -123,7 +123,7 @@ def _reruns(document: Mapping[str, Any]) -> Iterator[Refusal]:
     yield from first_and_count("stress.cases", ((f"kernel {name}", "is there twice") for name in twice))
     ran = {row["case"].partition(":")[0] for row in reruns}
     for family in _single() - ran:
-        yield Refusal("stress.cases", f"no kernel of {family} ran again and again; {STRESS.again}")
+        yield GateRefusal("stress.cases", f"no kernel of {family} ran again and again; {STRESS.again}")
     more = [row for row in reruns if row["different_outputs"] > row["runs"]]
     yield from first_and_count(
         "stress.runs",

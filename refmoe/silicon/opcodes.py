@@ -79,6 +79,6 @@ def known_opcodes() -> dict[str, isa.Operation]:
     for opcode in candidates():
         try:
             found[opcode] = isa.resolve(opcode)
-        except isa.UnknownOpcode:
+        except isa.NoSuchInstruction:
             continue
     return found

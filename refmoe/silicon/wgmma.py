@@ -27,7 +27,7 @@ TARGET = "sm_90a"
 
 
 @dataclass(frozen=True)
-class Entry:
+class InstructionKernel:
     """A kernel around one instruction.
 
     Attributes:
@@ -131,7 +131,7 @@ class Entry:
         return "\n".join(lines)
 
 
-def module_text_of(entries: Sequence[Entry]) -> str:
+def module_text_of(entries: Sequence[InstructionKernel]) -> str:
     """One PTX module with the entries w0, w1, ..."""
     texts = [entry.text(f"w{number}") for number, entry in enumerate(entries)]
     return "\n".join([f".version {VERSION}", f".target {TARGET}", ".address_size 64", *texts]) + "\n"
@@ -190,7 +190,7 @@ class Draw:
         sums: uint32 [blocks, registers, 128], D before.
     """
 
-    entry: Entry
+    entry: InstructionKernel
     image: Array
     places: Array
     rows: Array
@@ -206,14 +206,14 @@ def spelling(d: str, a: str, b: str, n: int, sparse: bool = False) -> str:
     return f"{_SPARSE if sparse else _DENSE}.m64n{n}k{k}{saturates}.{sums}.{a}.{b}{tail}"
 
 
-def all_draws() -> dict[Entry, list[Draw]]:
+def all_draws() -> dict[InstructionKernel, list[Draw]]:
     """Every kernel that is held against a GPU, and its blocks."""
     return {**{entry: draws(entry) for entry in entries()}, **{entry: marked(entry) for entry in marked_entries()}}
 
 
-def entries() -> list[Entry]:
+def entries() -> list[InstructionKernel]:
     """A kernel of each type with A from shared memory and from registers, and with every option; each N in some."""
-    found: list[Entry] = []
+    found: list[InstructionKernel] = []
     for number, (d, a, b) in enumerate(_TYPES):
         integer = a in (*_BYTES, "b1")
         sizes = (8, 24, *range(16, 257, 16)) if integer else tuple(range(8, 257, 8))
@@ -222,29 +222,29 @@ def entries() -> list[Entry]:
             n = sizes[len(found) * 11 % len(sizes)]
             signs = (1, 1) if integer else ((1, 1), (-1, 1), (1, -1), (-1, -1))[number % 4]
             across = (not held and number % 3 == 1, number % 2 == 1) if a in ("f16", "bf16") else (False, False)
-            found.append(Entry(spelling(d, a, b, n), held, *signs, *across))
+            found.append(InstructionKernel(spelling(d, a, b, n), held, *signs, *across))
         if a != "b1" and d != ".satfinite":
             n = sizes[len(found) * 11 % len(sizes)]
             selector = number % 2 if a in ("f16", "bf16", "tf32") else 0
-            found.append(Entry(spelling(d, a, b, n, sparse=True), number % 3 > 0, selector=selector))
+            found.append(InstructionKernel(spelling(d, a, b, n, sparse=True), number % 3 > 0, selector=selector))
     return found
 
 
-def draws(entry: Entry) -> list[Draw]:
+def draws(entry: InstructionKernel) -> list[Draw]:
     """Blocks of an entry over all classes of data; the same ones each time."""
     rng = np.random.default_rng(zlib.crc32(str(entry).encode()))
     floats = entry.form.negates
     return [_draw(entry, rng, name) for name in (CLASSES if floats else ("full", "full"))]
 
 
-def marked_entries() -> list[Entry]:
+def marked_entries() -> list[InstructionKernel]:
     """Kernels that show where descriptors lead, for A and for B, along and across K."""
     single = ("f32", "f16", "f16")
-    found = [Entry(spelling(*single, 16), a_across=across) for across in (False, True)]
-    return found + [Entry(spelling(*single, 64), held=True, b_across=across) for across in (False, True)]
+    found = [InstructionKernel(spelling(*single, 16), a_across=across) for across in (False, True)]
+    return found + [InstructionKernel(spelling(*single, 64), held=True, b_across=across) for across in (False, True)]
 
 
-def marked(entry: Entry) -> list[Draw]:
+def marked(entry: InstructionKernel) -> list[Draw]:
     """Blocks that multiply FP16 numbers, all different, by ones, under descriptors of any fields."""
     rng = np.random.default_rng(zlib.crc32(str(entry).encode()))
     image = (np.arange(IMAGE_BYTES // 2) + 1).astype(np.uint16)
@@ -280,7 +280,7 @@ def _any_descriptor(rng: np.random.Generator, swizzle: int) -> int:
     return bits
 
 
-def _draw(entry: Entry, rng: np.random.Generator, name: str) -> Draw:
+def _draw(entry: InstructionKernel, rng: np.random.Generator, name: str) -> Draw:
     form = entry.form
     kinds = form.a, form.b
     image = _elements(rng, form.b, IMAGE_BYTES, name, "b")

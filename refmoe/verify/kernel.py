@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
-from refmoe.cuda.launch import Kernel as Entry
+from refmoe.cuda.launch import Entry
 from refmoe.cuda.toolchain import CSRC, find_toolchain
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families.family import Case, Expectation, Family, Inputs, Outputs

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
-from refmoe.cuda.launch import Kernel as Entry
+from refmoe.cuda.launch import Entry
 from refmoe.cuda.toolchain import CSRC, ToolchainError
 from refmoe.errors import RefmoeError
 from refmoe.families import FAMILIES

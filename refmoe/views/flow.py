@@ -30,10 +30,10 @@ from refmoe.cuda.moe.deepseek import (
 )
 from refmoe.cuda.moe.integer import OUTPUTS, integer_steps, integer_workspace_bytes
 from refmoe.cuda.moe.launches import (
+    LaunchStep,
     LayerBuffers,
     LayerOptions,
     LayerShape,
-    Step,
     Traffic,
     layer_steps,
     workspace_bytes,
@@ -286,7 +286,7 @@ def _rows(model: FlowModel, m: int, routing: str, seed: int) -> tuple[int, ...]:
     return tuple(int(count) for count in counts)
 
 
-def _plan(model: FlowModel, m: int, quantization: str, chip: Chip) -> Sequence[Step]:
+def _plan(model: FlowModel, m: int, quantization: str, chip: Chip) -> Sequence[LaunchStep]:
     """The launches, on buffers that are their own names."""
     options = LayerOptions(quantization, "mxfp8" if quantization == "ready" else "bf16")
     shape = LayerShape(m, model.top_k, model.experts, model.hidden, model.intermediate)
@@ -301,7 +301,9 @@ def _plan(model: FlowModel, m: int, quantization: str, chip: Chip) -> Sequence[S
     return layer_steps(shape, options, buffers, multiprocessors=chip.multiprocessors, arch=chip.arch)
 
 
-def _integer_plan(model: FlowModel, m: int, path: str, chip: Chip, *, quantization: str, output: str) -> Sequence[Step]:
+def _integer_plan(
+    model: FlowModel, m: int, path: str, chip: Chip, *, quantization: str, output: str
+) -> Sequence[LaunchStep]:
     """Likewise of a layer by integer products."""
     shape = LayerShape(m, model.top_k, model.experts, model.hidden, model.intermediate)
     given = ("x", "topk_ids", "topk_weights", *_WEIGHTS, "gate_up_bias", "down_bias", "out")
@@ -318,7 +320,7 @@ def _integer_plan(model: FlowModel, m: int, path: str, chip: Chip, *, quantizati
     )
 
 
-def _deepseek_plan(model: FlowModel, m: int, chip: Chip) -> Sequence[Step]:
+def _deepseek_plan(model: FlowModel, m: int, chip: Chip) -> Sequence[LaunchStep]:
     """Likewise of a DeepSeek-V3 layer in block FP8, from the router's logits on."""
     shape = DeepSeekShape(
         *(m, model.top_k, model.experts, model.hidden, model.intermediate, model.shared),
@@ -334,7 +336,7 @@ def _deepseek_plan(model: FlowModel, m: int, chip: Chip) -> Sequence[Step]:
     return deepseek_steps(shape, DeepSeekOptions(), buffers, multiprocessors=chip.multiprocessors, arch=chip.arch)
 
 
-def _launched(step: Step, rows: tuple[int, ...]) -> FlowStep:
+def _launched(step: LaunchStep, rows: tuple[int, ...]) -> FlowStep:
     plan = step.plan
     return FlowStep(step.stage, step.conversions, plan.kernel.entry, plan.grid, plan.block, step.traffic(rows))
 

@@ -7,13 +7,13 @@ from typing import Any
 from rich.table import Table
 
 from refmoe.chips import kernel_chip
-from refmoe.cuda.gemm.choice import Choice, Verdict, llama_cpp_warps, tiles_needed, use_percent
+from refmoe.cuda.gemm.choice import Choice, TileVerdict, llama_cpp_warps, tiles_needed, use_percent
 from refmoe.cuda.gemm.tile import Tile, max_stages, stage_bytes, stage_capacity
 from refmoe.museum.cutlass.tiles import CUTLASS_RELEASES, CUTLASS_TILES, CutlassTile
 from refmoe.tables import plain_table
 from refmoe.views.layout import counted
 
-_STYLE = {Verdict.CHOSEN: "bold green", Verdict.SKIPPED: "", Verdict.REFUSED: "red"}
+_STYLE = {TileVerdict.CHOSEN: "bold green", TileVerdict.SKIPPED: "", TileVerdict.REFUSED: "red"}
 
 
 def choice_document(choice: Choice) -> dict[str, Any]:

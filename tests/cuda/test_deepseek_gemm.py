@@ -26,7 +26,7 @@ from refmoe.cuda.deepseek_gemm import (
     scale_strides,
 )
 from refmoe.cuda.device import PtxDevice, open_device
-from refmoe.cuda.launch import TensorMap
+from refmoe.cuda.launch import MatrixMap
 from refmoe.cuda.toolchain import CSRC, FLAGS, ToolchainError, find_toolchain
 from refmoe.errors import ArgumentError
 from refmoe.reference import deepseek_gemm as reference
@@ -178,7 +178,7 @@ def test_grids() -> None:
     assert plan("sm90_wgmma_fp8", 128, shape=batch).grid == 132
     assert plan("sm90_wgmma_fp8", 128, shape=batch, ctas=2).grid == 132
     assert plan("sm90_wgmma_fp8", 64, blocks=(0, 1)).grid == (1000 // 64 + 8) * 4
-    maps = [argument for argument in plan("sm90_wgmma_fp8", 128, ctas=2).arguments if isinstance(argument, TensorMap)]
+    maps = [argument for argument in plan("sm90_wgmma_fp8", 128, ctas=2).arguments if isinstance(argument, MatrixMap)]
     assert [each.box for each in maps] == [(64, 128), (128, 128), (64, 64)]
     with pytest.raises(ArgumentError, match="tiles of 8 tokens, twice over"):
         plan("sm120", 8, shape=GroupedShape(rows=1 << 30, experts=8, n=4096, k=128))

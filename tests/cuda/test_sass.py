@@ -17,7 +17,7 @@ from refmoe.cuda import toolchain
 from refmoe.cuda.activation import ACTIVATION_KERNELS
 from refmoe.cuda.block_fp8 import BLOCK_FP8_KERNELS
 from refmoe.cuda.finalize import FINALIZE_KERNELS
-from refmoe.cuda.launch import Kernel
+from refmoe.cuda.launch import Entry
 from refmoe.cuda.routing import ROUTING_KERNELS
 from refmoe.cuda.toolchain import CSRC, Target, build
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
     all(candidate.problem for candidate in toolchain.candidates()), reason="no usable nvcc on this machine"
 )
 
-KERNELS: dict[str, tuple[Kernel, ...]] = {
+KERNELS: dict[str, tuple[Entry, ...]] = {
     "routing": ROUTING_KERNELS,
     "activation": ACTIVATION_KERNELS,
     "finalize": FINALIZE_KERNELS,

@@ -27,7 +27,7 @@ from refmoe.cuda.expand import EXPAND_AS_KERNELS, EXPAND_KERNELS
 from refmoe.cuda.finalize import FINALIZE_KERNELS
 from refmoe.cuda.finalize_q8_1 import FINALIZE_Q8_1_KERNELS
 from refmoe.cuda.gemm.kernel import GEMM_KERNELS
-from refmoe.cuda.launch import Kernel, LaunchPlan
+from refmoe.cuda.launch import Entry, LaunchPlan
 from refmoe.cuda.nvfp4 import NVFP4_KERNELS
 from refmoe.cuda.nvfp4_gemm import NVFP4_GEMM_KERNELS
 from refmoe.cuda.q8_1 import Q8_1_KERNELS
@@ -278,4 +278,4 @@ def test_an_endless_kernel_ends_in_an_error(cache: Path, tmp_path: Path) -> None
     (tmp_path / "spin.cu").write_text('extern "C" __global__ void spin(volatile int* x) { while (*x == 0) *x = 0; }')
     device = PtxDevice("sm_120a", 1, csrc=tmp_path, step_budget=1000)
     with pytest.raises(ptx.StepBudgetExceeded, match="more than 1000 steps"):
-        device.launch(LaunchPlan(Kernel("spin", "spin"), 1, 1, (ptx.Buffer(np.zeros(1, np.int32)),)))
+        device.launch(LaunchPlan(Entry("spin", "spin"), 1, 1, (ptx.Buffer(np.zeros(1, np.int32)),)))

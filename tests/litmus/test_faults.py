@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from litmus.notation import may_show, program
 from litmus.test_published import PUBLISHED
 from litmus.test_races import RACES
+from support.litmus.notation import may_show, program
 
 from refmoe.litmus import axioms, events, relations, strength
 from refmoe.litmus.axioms import AXIOMS, Axiom, judge

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from litmus.notation import entries, may_show, program
+from support.litmus.notation import entries, may_show, program
 
 from refmoe.litmus.axioms import judge
 

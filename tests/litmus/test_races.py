@@ -6,7 +6,7 @@ tests/data/litmus/races.txt has verdicts by hand, each with its reason.
 from __future__ import annotations
 
 import pytest
-from litmus.notation import entries, program
+from support.litmus.notation import entries, program
 
 from refmoe.litmus.axioms import judge
 

@@ -30,7 +30,7 @@ from refmoe.models import (
 from refmoe.models.gguf.file import GgufFile
 from refmoe.models.gguf.names import gguf_tensors, metadata_of
 from refmoe.reference.fp32 import BF16
-from refmoe.reference.q8_0 import Q8_0Tensor
+from refmoe.reference.gguf.q8_0 import Q8_0Tensor
 from refmoe.reference.scalar.q8_0 import dequantize_block
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")

@@ -12,13 +12,13 @@ from support.toolchain import NVCC
 
 from refmoe import ptx
 from refmoe.catalog import kernel_of, parse_case
-from refmoe.cuda.launch import TensorMap
+from refmoe.cuda.launch import MatrixMap
 from refmoe.errors import RefmoeError
 from refmoe.museum.deepgemm import DeepGemmMissing, find_headers
 from refmoe.museum.deepgemm.faults import CONTIGUOUS, DEEPGEMM_FAULTS, MASKED, Everywhere
 from refmoe.museum.deepgemm.gemm import (
     Buffers,
-    Build,
+    DeepGemmBuild,
     Problem,
     Sizes,
     assemble,
@@ -58,7 +58,7 @@ def problem() -> Problem:
 K = 768
 #: As many as in cases of the list, whose instantiation is compiled anyway.
 EXPERTS = 4
-BUILD = Build("contiguous", 128, 128, 1, EXPERTS, 4)
+BUILD = DeepGemmBuild("contiguous", 128, 128, 1, EXPERTS, 4)
 
 
 def launched(text: str, **options: object) -> np.ndarray:
@@ -126,16 +126,16 @@ def test_rows_of_an_expert_begin_at_a_tile() -> None:
 
 def test_a_launch_on_whatever_device() -> None:
     """The maps tell of whole matrices, the boxes are tiles, and a pair of CTAs is a cluster."""
-    build = Build("masked", 64, 160, 2, 3, 132)
+    build = DeepGemmBuild("masked", 64, 160, 2, 3, 132)
     buffers = Buffers("tokens", "token_scales", "weights", "weight_scales", "grouped", "out")
     plan = launch_plan(build, 5, "entry", buffers, Sizes(rows=128, batches=3, scale_width=128, experts=3, n=384, k=256))
     assert (plan.grid, plan.block, plan.cluster) == (132, 256, 2)
     assert plan.arguments[:5] == ("weight_scales", "grouped", 128, 384, 256)
     assert plan.arguments[5:] == (
-        TensorMap("tokens", "u8", 384, 256, (64, 128), "128B"),
-        TensorMap("weights", "u8", 1152, 256, (160, 128), "128B"),
-        TensorMap("out", "bf16", 384, 384, (64, 32), "64B"),
-        TensorMap("token_scales", "f32", 6, 128, (1, 64), "none"),
+        MatrixMap("tokens", "u8", 384, 256, (64, 128), "128B"),
+        MatrixMap("weights", "u8", 1152, 256, (160, 128), "128B"),
+        MatrixMap("out", "bf16", 384, 384, (64, 32), "64B"),
+        MatrixMap("token_scales", "f32", 6, 128, (1, 64), "none"),
     )
     assert [each.row_bytes for each in plan.arguments[5:]] == [256, 256, 768, 512]
 
@@ -152,7 +152,7 @@ def test_a_cubin_lies_beside_its_text() -> None:
 
 @pytest.mark.parametrize(("tile_n", "swizzle", "stages"), [(128, 128, 5), (160, 64, 5)])
 def test_what_fits_into_shared_memory(tile_n: int, swizzle: int, stages: int) -> None:
-    build = Build("contiguous", 128, tile_n, 1, 2, 4)
+    build = DeepGemmBuild("contiguous", 128, tile_n, 1, 2, 4)
     assert (build.store_swizzle, build.stages(7168)) == (swizzle, stages)
     assert build.shared_bytes(7168, stages) <= 232448 < build.shared_bytes(7168, stages + 1)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe.executor_driver import ExecutorDriver
+from support.probe.executor_driver import ExecutorDriver
 from typer.testing import CliRunner
 
 from refmoe.cli import app

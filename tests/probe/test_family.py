@@ -6,8 +6,8 @@ import random
 from fractions import Fraction
 
 import pytest
-from probe.poser import Poser, whole
 from probe.test_infer import BF16, FP8, HALF, MIXED, MXF4, NVF4, PLAIN4, QGMMA, RIGHT, TF32, chain
+from support.probe.poser import Poser, whole
 
 from refmoe.probe.family import MODES, Member, Parameters, cut_to
 from refmoe.probe.instructions import CODECS, INSTRUCTIONS, Instruction, of_target

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from probe.executor_driver import ExecutorDriver
+from support.probe.executor_driver import ExecutorDriver
 from support.toolchain import PTXAS
 
 from refmoe.probe.hosts import CudaBox, ExecutorBox, NoGpu, Unanswered, ask_twice, target_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe.poser import Poser
+from support.probe.poser import Poser
 
 from refmoe.probe import infer as infer_module
 from refmoe.probe.family import Parameters, differences

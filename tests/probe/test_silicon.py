@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from probe.poser import Poser
 from probe.test_infer import LOWERED, chain
+from support.probe.poser import Poser
 
 from refmoe.probe.family import Member, Parameters
 from refmoe.probe.infer import infer

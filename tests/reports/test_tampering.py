@@ -45,7 +45,7 @@ from refmoe.cli import app
 from refmoe.families import FAMILIES
 from refmoe.families.extents import extents_of
 from refmoe.reports import reading
-from refmoe.reports.checks import CHECKS, NAMED, Refusal, first_and_count, table_text
+from refmoe.reports.checks import CHECKS, NAMED, GateRefusal, first_and_count, table_text
 from refmoe.reports.documents import digest_of
 
 
@@ -274,8 +274,8 @@ def test_the_guide_has_the_table_of_the_code() -> None:
 
 def test_a_refusal_names_a_check_that_there_is() -> None:
     with pytest.raises(KeyError, match="no check of the gate"):
-        Refusal("parity.sumary", "x")
-    assert asdict(Refusal("parity.summary", "a\nb"))["text"] == "a; b"
+        GateRefusal("parity.sumary", "x")
+    assert asdict(GateRefusal("parity.summary", "a\nb"))["text"] == "a; b"
 
 
 def test_every_family_says_how_many_bytes_a_case_compares() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from litmus.notation import program
+from support.litmus.notation import program
 from typer.testing import CliRunner
 
 from refmoe.cli import app

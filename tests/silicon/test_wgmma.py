@@ -12,7 +12,16 @@ from support.toolchain import PTXAS
 from refmoe import ptx
 from refmoe.ptx.engine.tensor.descriptor import Descriptor
 from refmoe.silicon.conformance import compare_products, multiply_on_executor
-from refmoe.silicon.wgmma import CLASSES, TARGET, Entry, draws, entries, marked, marked_entries, module_text_of
+from refmoe.silicon.wgmma import (
+    CLASSES,
+    TARGET,
+    InstructionKernel,
+    draws,
+    entries,
+    marked,
+    marked_entries,
+    module_text_of,
+)
 
 ENTRIES = entries()
 
@@ -60,7 +69,7 @@ def test_ptxas_takes_every_kernel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("entry", [ENTRIES[0], ENTRIES[1], marked_entries()[0]], ids=str)
-def test_a_wrong_register_is_counted(entry: Entry) -> None:
+def test_a_wrong_register_is_counted(entry: InstructionKernel) -> None:
     module = ptx.Module.parse(module_text_of([entry]))
     (draw, *_) = marked(entry) if entry in marked_entries() else draws(entry)
     right = multiply_on_executor(module, "w0", draw)

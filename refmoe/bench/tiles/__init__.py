@@ -20,7 +20,7 @@ import numpy as np
 
 from refmoe import ptx
 from refmoe.bench.executor import gemm_operands
-from refmoe.bench.tiles.counts import Step, counted_run, step_of
+from refmoe.bench.tiles.counts import TileStep, counted_run, step_of
 from refmoe.bench.tiles.flow import FlowError
 from refmoe.bench.tiles.model import MODELS, SCHEDULERS, StepCost, predict
 from refmoe.bench.tiles.peaks import modelled_products
@@ -56,7 +56,7 @@ class _Counted:
     tile: Tile
     mma: Mma
     operand_bytes: int
-    step: Step | None
+    step: TileStep | None
     why_not: str = ""
 
 

@@ -52,7 +52,7 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Step:
+class TileStep:
     """One step along K of one block of threads.
 
     Attributes:
@@ -93,7 +93,7 @@ def counted_run(steps: int, launch: Callable[[Profile], object]) -> Run:
     return Run(steps, profile.kernels[0])
 
 
-def step_of(sass: str, ptx: Path, short: Run, long: Run) -> Step:
+def step_of(sass: str, ptx: Path, short: Run, long: Run) -> TileStep:
     """The cost of one step from the machine code of an entry, its PTX and two launches of it.
 
     Args:
@@ -120,7 +120,7 @@ def step_of(sass: str, ptx: Path, short: Run, long: Run) -> Step:
                 raise FlowError(f"a step runs {operation.text!r}; needed a loop without calls, whose code is elsewhere")
             families[operation.family] += count  # type: ignore[assignment]
     size = {block: runs[block] * len(blocks[block].operations) for block in loop.body}
-    return Step(
+    return TileStep(
         instructions=round(sum(size.values()), 6),
         by_family={name: round(count, 6) for name, count in families.most_common() if count > 1e-6},
         products=round(sum(count for name, count in families.items() if name.endswith("MMA")), 6),

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from refmoe.cuda.arguments import BF16, INT32_MAX, check_array, check_fill, check_int32, check_offsets, one_of
 from refmoe.cuda.block_fp8 import LAYOUTS, POLICIES, SCALES
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Kernel, LaunchPlan, row_plan
+from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Entry, LaunchPlan, row_plan
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.deepseek.activation import TILE, BlockFP8Rows
 
@@ -19,9 +19,9 @@ DTYPES = {BF16: "bf16", np.dtype(np.float32): "f32"}
 _FP32_BYTES = 4
 
 
-def deepseek_activation_kernel(dtype: str, policy: str, scales: str) -> Kernel:
+def deepseek_activation_kernel(dtype: str, policy: str, scales: str) -> Entry:
     """The kernel for rows of "bf16" or "f32", a policy and scales by name."""
-    return Kernel("deepseek_activation", f"refmoe_deepseek_activation_{dtype}_{policy}_{scales}")
+    return Entry("deepseek_activation", f"refmoe_deepseek_activation_{dtype}_{policy}_{scales}")
 
 
 #: Every entry of the source.
@@ -34,7 +34,7 @@ DEEPSEEK_ACTIVATION_KERNELS = tuple(
 
 
 def deepseek_activation_plan(
-    kernel: Kernel,
+    kernel: Entry,
     gate_up: Buffer,
     rows_in_use: Buffer,
     codes: Buffer,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from refmoe.cuda.arguments import BF16, check_array, check_fill, check_int32, check_rows, one_of
 from refmoe.cuda.block_fp8 import LAYOUTS, POLICIES, SCALES
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Kernel, LaunchPlan, row_plan
+from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Entry, LaunchPlan, row_plan
 from refmoe.cuda.routing import MAX_TOP_K
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.deepseek.activation import TILE
@@ -22,9 +22,9 @@ DTYPES = {BF16: "bf16", np.dtype(np.float32): "f32"}
 _FP32_BYTES = 4
 
 
-def deepseek_expand_kernel(dtype: str, policy: str, scales: str) -> Kernel:
+def deepseek_expand_kernel(dtype: str, policy: str, scales: str) -> Entry:
     """The kernel for tokens of "bf16" or "f32", a policy and scales by name."""
-    return Kernel("deepseek_expand", f"refmoe_deepseek_expand_{dtype}_{policy}_{scales}")
+    return Entry("deepseek_expand", f"refmoe_deepseek_expand_{dtype}_{policy}_{scales}")
 
 
 #: Every entry of the source.
@@ -37,7 +37,7 @@ DEEPSEEK_EXPAND_KERNELS = tuple(
 
 
 def deepseek_expand_plan(
-    kernel: Kernel,
+    kernel: Entry,
     x: Buffer,
     unpermuted_to_permuted: Buffer,
     rows: tuple[Buffer, Buffer],

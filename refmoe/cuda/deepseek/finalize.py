@@ -10,14 +10,14 @@ import numpy.typing as npt
 from refmoe.cuda.arguments import BF16, check_array, check_fill, one_of
 from refmoe.cuda.device import Device
 from refmoe.cuda.finalize import COLUMNS, DTYPES, check_sums
-from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan, row_plan
+from refmoe.cuda.launch import Buffer, Entry, LaunchPlan, row_plan
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.deepseek.finalize import ORDERS, check_scale
 
 
-def deepseek_finalize_kernel(rows: str, out: str, order: str) -> Kernel:
+def deepseek_finalize_kernel(rows: str, out: str, order: str) -> Entry:
     """The kernel for rows and outputs of "bf16" or "f32" and the order "fp32" or "bf16"."""
-    return Kernel("deepseek_finalize", f"refmoe_deepseek_finalize_{rows}_{out}_{order}")
+    return Entry("deepseek_finalize", f"refmoe_deepseek_finalize_{rows}_{out}_{order}")
 
 
 #: Every entry of the source.
@@ -30,7 +30,7 @@ DEEPSEEK_FINALIZE_KERNELS = tuple(
 
 
 def deepseek_finalize_plan(
-    kernel: Kernel,
+    kernel: Entry,
     rows: Buffer,
     unpermuted_to_permuted: Buffer,
     weights: Buffer,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from refmoe.cuda.arguments import BF16, INT32_MAX, check_array, check_fill, check_int32
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import WARP_LANES, Buffer, Kernel, LaunchPlan
+from refmoe.cuda.launch import WARP_LANES, Buffer, Entry, LaunchPlan
 from refmoe.cuda.routing import SORT_THREADS, MapBuffers, Routed, permute_plan, refused_token
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.deepseek.routing import RULES, check_sizes
@@ -24,10 +24,10 @@ THREADS = 256  # kThreads: 8 tokens a CTA
 DTYPES = {np.dtype(np.float32): "f32", BF16: "bf16"}
 
 
-def deepseek_route_kernel(dtype: str, experts: int, rule: str) -> Kernel:
+def deepseek_route_kernel(dtype: str, experts: int, rule: str) -> Entry:
     """The kernel for logits of `dtype` "f32" or "bf16" over `experts` experts, and the rule of the weights."""
     slots = next(slots for slots in SLOTS if experts <= slots * WARP_LANES)
-    return Kernel("deepseek_routing", f"refmoe_deepseek_route_{dtype}_{slots}_{rule}")
+    return Entry("deepseek_routing", f"refmoe_deepseek_route_{dtype}_{slots}_{rule}")
 
 
 #: Every entry of the source.
@@ -40,7 +40,7 @@ DEEPSEEK_ROUTING_KERNELS = tuple(
 
 
 def deepseek_route_plan(
-    kernel: Kernel,
+    kernel: Entry,
     logits: Buffer,
     bias: Buffer | None,
     topk_ids: Buffer,

@@ -73,7 +73,7 @@ class Rule(enum.Enum):
     """llama.cpp's: of the widths that fit, the one that needs the fewest tiles, and of those the narrowest."""
 
 
-class Verdict(enum.Enum):
+class TileVerdict(enum.Enum):
     """What became of a tile when one was chosen."""
 
     CHOSEN = "chosen"
@@ -88,7 +88,7 @@ class Weighed:
     """One tile that was considered, what became of it, and why."""
 
     tile: Tile
-    verdict: Verdict
+    verdict: TileVerdict
     reason: str
 
 
@@ -117,7 +117,7 @@ class Choice:
     @property
     def reason(self) -> str:
         """Why this tile."""
-        return next(entry.reason for entry in self.weighed if entry.verdict is Verdict.CHOSEN)
+        return next(entry.reason for entry in self.weighed if entry.verdict is TileVerdict.CHOSEN)
 
 
 def choose_tile(
@@ -147,7 +147,7 @@ def choose_tile(
         weighed = _dynamic(m, chip)
     else:
         weighed = _static(m, min_latency, chip)
-    tile = next(entry.tile for entry in weighed if entry.verdict is Verdict.CHOSEN)
+    tile = next(entry.tile for entry in weighed if entry.verdict is TileVerdict.CHOSEN)
     return Choice(tile, check_tile(tile, arch=chip), m, chip.arch, chosen_rule, min_latency, tuple(weighed))
 
 
@@ -162,16 +162,16 @@ def _weigh(tile: Tile, best: Tile, m: int, chip: Chip) -> Weighed:
     fault = capacity_fault(tile, chip)
     needed, fewest = tiles_needed(tile, m), tiles_needed(best, m)
     if fault is not None:
-        return Weighed(tile, Verdict.REFUSED, fault)
+        return Weighed(tile, TileVerdict.REFUSED, fault)
     if tile == best:
         count = "1 tile is" if fewest == 1 else f"{fewest} tiles are"
-        return Weighed(tile, Verdict.CHOSEN, f"{count} enough, and no narrower tile needs as few")
+        return Weighed(tile, TileVerdict.CHOSEN, f"{count} enough, and no narrower tile needs as few")
     if tile not in DYNAMIC_TILES:
         usual = next(other for other in DYNAMIC_TILES if other.n == tile.n)
-        return Weighed(tile, Verdict.SKIPPED, f"the rule has one tile a width, {usual} for {tile.n}")
+        return Weighed(tile, TileVerdict.SKIPPED, f"the rule has one tile a width, {usual} for {tile.n}")
     if needed > fewest:
-        return Weighed(tile, Verdict.SKIPPED, f"needs {needed} tiles where {best} needs {fewest}")
-    return Weighed(tile, Verdict.SKIPPED, f"needs as many tiles as {best}, but is wider")
+        return Weighed(tile, TileVerdict.SKIPPED, f"needs {needed} tiles where {best} needs {fewest}")
+    return Weighed(tile, TileVerdict.SKIPPED, f"needs as many tiles as {best}, but is wider")
 
 
 def _static(m: int, min_latency: bool, chip: Chip) -> list[Weighed]:
@@ -188,19 +188,19 @@ def _static(m: int, min_latency: bool, chip: Chip) -> list[Weighed]:
                 reason = f"M = {m} is above {max(limits.values())}, too many for a narrow tile"
             else:
                 reason = "the default without min_latency"
-            weighed.append(Weighed(tile, Verdict.CHOSEN, reason))
+            weighed.append(Weighed(tile, TileVerdict.CHOSEN, reason))
         elif tile == DEFAULT_TILE:
-            weighed.append(Weighed(tile, Verdict.SKIPPED, f"the default, but {best} has less latency"))
+            weighed.append(Weighed(tile, TileVerdict.SKIPPED, f"the default, but {best} has less latency"))
         elif tile not in limits:
-            weighed.append(Weighed(tile, Verdict.SKIPPED, "no case of the static rule"))
+            weighed.append(Weighed(tile, TileVerdict.SKIPPED, "no case of the static rule"))
         elif not min_latency:
-            weighed.append(Weighed(tile, Verdict.SKIPPED, "only with min_latency"))
+            weighed.append(Weighed(tile, TileVerdict.SKIPPED, "only with min_latency"))
         elif m > limits[tile]:
-            weighed.append(Weighed(tile, Verdict.SKIPPED, f"only up to M = {limits[tile]}"))
+            weighed.append(Weighed(tile, TileVerdict.SKIPPED, f"only up to M = {limits[tile]}"))
         else:
-            weighed.append(Weighed(tile, Verdict.SKIPPED, f"M = {m} already fits {best}"))
+            weighed.append(Weighed(tile, TileVerdict.SKIPPED, f"M = {m} already fits {best}"))
     if m > PREFILL_TOKENS:
-        weighed.append(Weighed(PREFILL_TILE, Verdict.REFUSED, _prefill_refusal(m, chip)))
+        weighed.append(Weighed(PREFILL_TILE, TileVerdict.REFUSED, _prefill_refusal(m, chip)))
     return weighed
 
 

@@ -23,7 +23,7 @@ from refmoe.cuda.arguments import (
 from refmoe.cuda.device import Device
 from refmoe.cuda.gemm.choice import most_tokens
 from refmoe.cuda.gemm.tile import BARRIER_BYTES, SCALE_ROWS, Tile, parse_tile
-from refmoe.cuda.launch import WARP_LANES, Buffer, Kernel, LaunchPlan
+from refmoe.cuda.launch import WARP_LANES, Buffer, Entry, LaunchPlan
 from refmoe.errors import ArgumentError, describe
 
 OUT_DTYPES = {"bf16": BF16, "f32": np.dtype(np.float32)}
@@ -80,11 +80,11 @@ class GroupedGemm:
     check_tile: TileCheck
     choose_tile: Callable[[int, str], Tile]
 
-    def kernel(self, tile: Tile, out_dtype: str) -> Kernel:
+    def kernel(self, tile: Tile, out_dtype: str) -> Entry:
         """The kernel of a tile, writing `out_dtype` "bf16" or "f32"."""
-        return Kernel(self.source, f"{self.prefix}_{tile}_{out_dtype}")
+        return Entry(self.source, f"{self.prefix}_{tile}_{out_dtype}")
 
-    def kernels(self) -> tuple[Kernel, ...]:
+    def kernels(self) -> tuple[Entry, ...]:
         """Every entry of the source."""
         return tuple(self.kernel(tile, out_dtype) for tile in self.tiles for out_dtype in OUT_DTYPES)
 

@@ -8,7 +8,7 @@ from refmoe.cuda.arguments import BF16, check_fill
 from refmoe.cuda.device import Device
 from refmoe.cuda.launch import Buffer
 from refmoe.cuda.moe.call import MoECall
-from refmoe.cuda.moe.launches import READ_WHOLE, LayerBuffers, Step, layer_steps, workspace_bytes
+from refmoe.cuda.moe.launches import READ_WHOLE, LaunchStep, LayerBuffers, layer_steps, workspace_bytes
 from refmoe.errors import ArgumentError
 
 
@@ -26,7 +26,7 @@ def layer_outputs(call: MoECall, device: Device, fill: int = 0) -> dict[str, Buf
     return buffers
 
 
-def layer_launches(call: MoECall, device: Device, fill: int = 0) -> tuple[dict[str, Buffer], tuple[Step, ...]]:
+def layer_launches(call: MoECall, device: Device, fill: int = 0) -> tuple[dict[str, Buffer], tuple[LaunchStep, ...]]:
     """As `layer_outputs`, but nothing is launched yet: the buffers, and the launches in order."""
     check_fill(fill)
     shape = call.shape

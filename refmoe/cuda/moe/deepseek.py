@@ -36,7 +36,7 @@ from refmoe.cuda.deepseek_gemm import (
 )
 from refmoe.cuda.device import Device
 from refmoe.cuda.launch import Buffer, LaunchPlan
-from refmoe.cuda.moe.launches import Load, Step, Traffic
+from refmoe.cuda.moe.launches import LaunchStep, Load, Traffic
 from refmoe.cuda.routing import MAX_TOP_K, MapBuffers, permute_plan, refused_token
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.deepseek.layer import DeepSeekMoELayer, DeepSeekRules, as_rules
@@ -197,7 +197,7 @@ def deepseek_steps(
     multiprocessors: int,
     arch: str,
     model: str | None = None,
-) -> tuple[Step, ...]:
+) -> tuple[LaunchStep, ...]:
     """The launches of a layer in order; none for no tokens.
 
     Args:
@@ -228,7 +228,7 @@ class _Planner:
     multiprocessors: int
     model: str
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[LaunchStep]:
         shape = self.shape
         if self.buffers.logits is not None:
             yield self._route()
@@ -249,13 +249,15 @@ class _Planner:
         plan: LaunchPlan,
         reads: Callable[[Load], dict[str, int]],
         writes: Callable[[Load], dict[str, int]],
-    ) -> Step:
+    ) -> LaunchStep:
         known = {step.stage: step.conversions for step in path_steps(PATH)}
         conversions = known.get(stage.removeprefix("shared_"), ())
         nothing = Load((0,) * self.shape.experts)
-        return Step(stage, plan, conversions, tuple(writes(nothing)), lambda load: Traffic(reads(load), writes(load)))
+        return LaunchStep(
+            stage, plan, conversions, tuple(writes(nothing)), lambda load: Traffic(reads(load), writes(load))
+        )
 
-    def _route(self) -> Step:
+    def _route(self) -> LaunchStep:
         shape, buffers, options = self.shape, self.buffers, self.options
         plan = deepseek_route_plan(
             deepseek_route_kernel(options.logits, shape.all_experts, options.rules.weights),
@@ -274,7 +276,7 @@ class _Planner:
         size = shape.rows * _INT32_BYTES
         return self._step("route", plan, lambda load: reads, lambda load: {"topk_ids": size, "topk_weights": size})
 
-    def _permute(self) -> Step:
+    def _permute(self) -> LaunchStep:
         shape, space = self.shape, self.buffers.workspace
         maps = MapBuffers(space["offsets"], space["permuted_to_unpermuted"], space["unpermuted_to_permuted"])
         sizes = {"tokens": shape.tokens, "top_k": shape.top_k, "experts": shape.experts}
@@ -287,7 +289,7 @@ class _Planner:
         }
         return self._step("permute", plan, lambda load: {"topk_ids": size}, lambda load: writes)
 
-    def _expand(self) -> Step:
+    def _expand(self) -> LaunchStep:
         shape, space, rules = self.shape, self.buffers.workspace, self.options.rules
         shared = bool(shape.shared_intermediate)
         plan = deepseek_expand_plan(
@@ -309,7 +311,7 @@ class _Planner:
             "expand", plan, lambda load: reads, lambda load: {**_quantized("expand", load.used, shape.hidden), **tokens}
         )
 
-    def _product(self, stage: str, source: str, weights: str, n: int, k: int) -> Step:
+    def _product(self, stage: str, source: str, weights: str, n: int, k: int) -> LaunchStep:
         """A grouped GEMM: of the routed experts, or of the shared one as a group of one."""
         shape, space, buffers = self.shape, self.buffers.workspace, self.buffers
         shared = stage.startswith("shared_")
@@ -349,7 +351,7 @@ class _Planner:
 
         return self._step(stage, plan, reads, writes)
 
-    def _activation(self, stage: str, source: str, width: int) -> Step:
+    def _activation(self, stage: str, source: str, width: int) -> LaunchStep:
         shape, space, rules = self.shape, self.buffers.workspace, self.options.rules
         shared = stage.startswith("shared_")
         rows, experts = (shape.tokens, 1) if shared else (shape.rows, shape.experts)
@@ -376,7 +378,7 @@ class _Planner:
 
         return self._step(stage, plan, reads, lambda load: _quantized(stage, used(load), width))
 
-    def _finalize(self) -> Step:
+    def _finalize(self) -> LaunchStep:
         shape, space, buffers = self.shape, self.buffers.workspace, self.buffers
         shared = bool(shape.shared_intermediate)
         plan = deepseek_finalize_plan(
@@ -524,7 +526,7 @@ def deepseek_launches(
     layout: str = "k_major",
     model: str | None = None,
     fill: int = 0,
-) -> tuple[dict[str, Buffer], tuple[Step, ...]]:
+) -> tuple[dict[str, Buffer], tuple[LaunchStep, ...]]:
     """As `deepseek_moe`, but nothing is launched yet: the buffers that are written, by name, and the launches in order.
 
     Raises:

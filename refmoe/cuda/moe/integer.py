@@ -28,7 +28,7 @@ from refmoe.cuda.dp4a import GemvSize, check_sizes, dp4a_gemv_plan
 from refmoe.cuda.finalize import finalize_kernel, finalize_plan
 from refmoe.cuda.finalize_q8_1 import finalize_q8_1_kernel, finalize_q8_1_plan
 from refmoe.cuda.launch import Buffer
-from refmoe.cuda.moe.launches import LayerBuffers, LayerShape, Load, Step, Traffic
+from refmoe.cuda.moe.launches import LaunchStep, LayerBuffers, LayerShape, Load, Traffic
 from refmoe.cuda.q8_1 import HALF_BYTES, q8_1_quantize_kernel, q8_1_quantize_plan
 from refmoe.cuda.routing import MAX_TOP_K, MapBuffers, permute_plan
 from refmoe.cuda.swiglu_q8_1 import swiglu_q8_1_kernel, swiglu_q8_1_plan
@@ -94,7 +94,7 @@ def integer_steps(
     quantization: str = "separate",
     output: str = "bf16",
     multiprocessors: int,
-) -> tuple[Step, ...]:
+) -> tuple[LaunchStep, ...]:
     """The launches of a layer in order; none for no tokens.
 
     Args:
@@ -167,7 +167,7 @@ class _Planner:
     output: str
     multiprocessors: int
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[LaunchStep]:
         yield self._permute()
         if self.quantization == "separate":
             yield self._quantize()
@@ -184,7 +184,7 @@ class _Planner:
         space = self.buffers.workspace
         return space[f"{stage}_codes"], space[f"{stage}_d"], space[f"{stage}_s"]
 
-    def _permute(self) -> Step:
+    def _permute(self) -> LaunchStep:
         space, shape = self.buffers.workspace, self.shape
         maps = MapBuffers(space["offsets"], space["permuted_to_unpermuted"], space["unpermuted_to_permuted"])
         plan = permute_plan(
@@ -201,9 +201,9 @@ class _Planner:
             "permuted_to_unpermuted": size,
             "unpermuted_to_permuted": size,
         }
-        return Step("permute", plan, (), tuple(writes), lambda load: Traffic({"topk_ids": size}, writes))
+        return LaunchStep("permute", plan, (), tuple(writes), lambda load: Traffic({"topk_ids": size}, writes))
 
-    def _quantize(self) -> Step:
+    def _quantize(self) -> LaunchStep:
         shape = self.shape
         plan = q8_1_quantize_plan(
             q8_1_quantize_kernel("bf16", QUANTIZER),
@@ -216,9 +216,9 @@ class _Planner:
         reads = {"x": shape.tokens * shape.hidden * _BF16_BYTES}
         writes = _q8_1_bytes("quantize", shape.tokens, shape.hidden)
         conversions = self._conversions("quantize")
-        return Step("quantize", plan, conversions, tuple(writes), lambda load: Traffic(reads, writes))
+        return LaunchStep("quantize", plan, conversions, tuple(writes), lambda load: Traffic(reads, writes))
 
-    def _product(self, stage: str, source: str, n: int, k: int) -> Step:
+    def _product(self, stage: str, source: str, n: int, k: int) -> LaunchStep:
         """gemm1 reads a row a token and adds its bias; gemm2 a row a choice, and its bias is finalize's."""
         shape, space, buffers = self.shape, self.buffers.workspace, self.buffers
         first = stage == "gemm1"
@@ -259,9 +259,9 @@ class _Planner:
                 reads["gate_up_bias"] = load.active * n * _BF16_BYTES
             return Traffic(reads, {f"{stage}_out": load.used * n * _BYTES[OUTPUTS[self.path]]})
 
-        return Step(stage, plan, self._conversions(stage), (f"{stage}_out",), traffic)
+        return LaunchStep(stage, plan, self._conversions(stage), (f"{stage}_out",), traffic)
 
-    def _activation(self) -> Step:
+    def _activation(self) -> LaunchStep:
         shape, space, buffers = self.shape, self.buffers.workspace, self.buffers
         plan = swiglu_q8_1_plan(
             swiglu_q8_1_kernel(self.variant, OUTPUTS[self.path], QUANTIZER),
@@ -287,9 +287,9 @@ class _Planner:
             return Traffic(reads, _q8_1_bytes("activation", load.used, shape.intermediate))
 
         outputs = tuple(_q8_1_bytes("activation", 0, 0))
-        return Step("activation", plan, self._conversions("activation"), outputs, traffic)
+        return LaunchStep("activation", plan, self._conversions("activation"), outputs, traffic)
 
-    def _finalize(self) -> Step:
+    def _finalize(self) -> LaunchStep:
         shape, space, buffers = self.shape, self.buffers.workspace, self.buffers
         plan = finalize_plan(
             finalize_kernel(OUTPUTS[self.path], "bf16"),
@@ -309,9 +309,9 @@ class _Planner:
         def traffic(load: Load) -> Traffic:
             return Traffic(self._summed(load), {"out": output_bytes(shape)})
 
-        return Step("finalize", plan, self._conversions("finalize"), ("out",), traffic)
+        return LaunchStep("finalize", plan, self._conversions("finalize"), ("out",), traffic)
 
-    def _finalize_q8_1(self) -> Step:
+    def _finalize_q8_1(self) -> LaunchStep:
         shape, space, buffers = self.shape, self.buffers.workspace, self.buffers
         plan = finalize_q8_1_plan(
             finalize_q8_1_kernel(OUTPUTS[self.path], QUANTIZER),
@@ -332,7 +332,9 @@ class _Planner:
         sizes = _q8_1_bytes("out", shape.tokens, shape.hidden)
         writes = {"out": sizes.pop("out_codes"), **sizes}
         conversions = self._conversions("finalize")
-        return Step("finalize", plan, conversions, tuple(writes), lambda load: Traffic(self._summed(load), writes))
+        return LaunchStep(
+            "finalize", plan, conversions, tuple(writes), lambda load: Traffic(self._summed(load), writes)
+        )
 
     def _summed(self, load: Load) -> dict[str, int]:
         """What either finalize reads."""

@@ -185,7 +185,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Step:
+class LaunchStep:
     """One launch of a layer.
 
     Attributes:
@@ -256,7 +256,7 @@ def workspace_bytes(shape: LayerShape, options: LayerOptions) -> Mapping[str, in
 
 def layer_steps(
     shape: LayerShape, options: LayerOptions, buffers: LayerBuffers, *, multiprocessors: int, arch: str
-) -> tuple[Step, ...]:
+) -> tuple[LaunchStep, ...]:
     """The launches of a layer in order; none for no tokens.
 
     Args:
@@ -282,7 +282,7 @@ class _Planner:
     multiprocessors: int
     arch: str
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[LaunchStep]:
         yield self._permute()
         if self.options.quantization == "separate":
             yield self._quantize()
@@ -292,7 +292,7 @@ class _Planner:
         yield self._gemm("gemm2", "activation", self.shape.hidden, self.shape.intermediate)
         yield self._finalize()
 
-    def _permute(self) -> Step:
+    def _permute(self) -> LaunchStep:
         space, shape = self.buffers.workspace, self.shape
         maps = MapBuffers(space["offsets"], space["permuted_to_unpermuted"], space["unpermuted_to_permuted"])
         plan = permute_plan(
@@ -312,9 +312,9 @@ class _Planner:
                 "unpermuted_to_permuted": maps_bytes,
             },
         )
-        return Step("permute", plan, (), tuple(traffic.writes), lambda load: traffic)
+        return LaunchStep("permute", plan, (), tuple(traffic.writes), lambda load: traffic)
 
-    def _quantize(self) -> Step:
+    def _quantize(self) -> LaunchStep:
         options, space = self.options, self.buffers.workspace
         plan = mxfp8_quantize_plan(
             mxfp8_quantize_kernel(options.dtype, options.mode, options.edge, "linear"),
@@ -330,11 +330,11 @@ class _Planner:
             {"x": elements * _BF16_BYTES},
             {"quantize_codes": elements, "quantize_scales": elements // MX_BLOCK},
         )
-        return Step(
+        return LaunchStep(
             "quantize", plan, (f"{options.dtype.upper()} -> MXFP8",), tuple(traffic.writes), lambda load: traffic
         )
 
-    def _expand(self) -> Step:
+    def _expand(self) -> LaunchStep:
         options, space, shape = self.options, self.buffers.workspace, self.shape
         x, input_sf = self.buffers.x, self.buffers.input_sf
         conversions: tuple[str, ...] = ()
@@ -361,7 +361,7 @@ class _Planner:
             first_expert=shape.first_expert,
             multiprocessors=self.multiprocessors,
         )
-        return Step("expand", plan, conversions, ("expand_codes", "expand_scales"), self._expand_traffic)
+        return LaunchStep("expand", plan, conversions, ("expand_codes", "expand_scales"), self._expand_traffic)
 
     def _expand_traffic(self, load: Load) -> Traffic:
         """Every token's row once, one of another rank's experts too: nothing waits to know."""
@@ -381,7 +381,7 @@ class _Planner:
         """Codes and scales of the rows in use, padded columns of the scales included."""
         return {f"{stage}_codes": load.used * width, f"{stage}_scales": load.used * k_groups(width) * GROUP_BLOCKS}
 
-    def _gemm(self, stage: str, source: str, n: int, k: int) -> Step:
+    def _gemm(self, stage: str, source: str, n: int, k: int) -> LaunchStep:
         """gemm1 adds its bias; that of gemm2 is finalize's, which adds it in FP32 before it weights."""
         shape, space, buffers = self.shape, self.buffers.workspace, self.buffers
         first = stage == "gemm1"
@@ -423,9 +423,9 @@ class _Planner:
                 reads["gate_up_bias"] = load.active * n * _BF16_BYTES
             return Traffic(reads, {f"{stage}_out": load.used * n * _BF16_BYTES})
 
-        return Step(stage, plan, ("MXFP8 x MXFP4 -> FP32", "FP32 -> BF16"), (f"{stage}_out",), traffic)
+        return LaunchStep(stage, plan, ("MXFP8 x MXFP4 -> FP32", "FP32 -> BF16"), (f"{stage}_out",), traffic)
 
-    def _activation(self) -> Step:
+    def _activation(self) -> LaunchStep:
         options, space, buffers = self.options, self.buffers.workspace, self.buffers
         plan = swiglu_quantize_plan(
             swiglu_kernel(options.variant, options.mode, options.edge, SCALE_LAYOUT),
@@ -441,7 +441,7 @@ class _Planner:
             multiprocessors=self.multiprocessors,
         )
         outputs = ("activation_codes", "activation_scales")
-        return Step("activation", plan, ("BF16 -> FP32", "FP32 -> MXFP8"), outputs, self._activation_traffic)
+        return LaunchStep("activation", plan, ("BF16 -> FP32", "FP32 -> MXFP8"), outputs, self._activation_traffic)
 
     def _activation_traffic(self, load: Load) -> Traffic:
         shape, buffers = self.shape, self.buffers
@@ -454,7 +454,7 @@ class _Planner:
                 reads[name] = load.active * _FP32_BYTES
         return Traffic(reads, self._quantized("activation", load, shape.intermediate))
 
-    def _finalize(self) -> Step:
+    def _finalize(self) -> LaunchStep:
         shape, space, buffers = self.shape, self.buffers.workspace, self.buffers
         plan = finalize_plan(
             finalize_kernel("bf16", "bf16"),
@@ -470,7 +470,7 @@ class _Planner:
             first_expert=shape.first_expert,
             multiprocessors=self.multiprocessors,
         )
-        return Step("finalize", plan, ("BF16 -> FP32", "FP32 -> BF16"), ("out",), self._finalize_traffic)
+        return LaunchStep("finalize", plan, ("BF16 -> FP32", "FP32 -> BF16"), ("out",), self._finalize_traffic)
 
     def _finalize_traffic(self, load: Load) -> Traffic:
         shape, maps_bytes = self.shape, self.shape.rows * _INT32_BYTES

@@ -24,8 +24,8 @@ from refmoe.models.tensor_file import CheckpointError
 from refmoe.reference.chunks import chunks
 from refmoe.reference.dequantize import even_low
 from refmoe.reference.fp32 import BF16
+from refmoe.reference.gguf.q8_0 import Q8_0Tensor
 from refmoe.reference.moe.layer import MoELayer
-from refmoe.reference.q8_0 import Q8_0Tensor
 from refmoe.reference.tensor import MXTensor
 
 Array = NDArray[Any]

@@ -19,7 +19,7 @@ from refmoe.families.case import Fields
 from refmoe.families.family import Case
 from refmoe.museum.cutlass.builds import build as build_kernel
 from refmoe.museum.cutlass.gemm import Prepared
-from refmoe.museum.cutlass.host import HostLaunch
+from refmoe.museum.cutlass.host import CutlassLaunch
 from refmoe.museum.cutlass.kernel import CUTLASS_GEMM, Cutlass, Tampering, check_supported
 from refmoe.museum.edits import Edit, EditError
 from refmoe.verify.kernel import Devices
@@ -51,7 +51,7 @@ class CutlassFault:
     kind: str
     edit: Edit | None = None
     given: Callable[[Prepared], Prepared] | None = None
-    launched: Callable[[HostLaunch], HostLaunch] | None = None
+    launched: Callable[[CutlassLaunch], CutlassLaunch] | None = None
     case: str = CASE
 
     def plant(self, scratch: Path) -> Sequence[Cutlass]:
@@ -209,10 +209,10 @@ def _one_less(column: int, by: int) -> Callable[[Any], Any]:
 _MAP, _SWIZZLE = b"refmoeTM", 111
 
 
-def _swizzle(number: int, value: int) -> Callable[[HostLaunch], HostLaunch]:
+def _swizzle(number: int, value: int) -> Callable[[CutlassLaunch], CutlassLaunch]:
     """The tensor map `number` of the parameters has another swizzle."""
 
-    def change(launch: HostLaunch) -> HostLaunch:
+    def change(launch: CutlassLaunch) -> CutlassLaunch:
         places = [match.start() for match in re.finditer(_MAP, launch.parameters)]
         content = bytearray(launch.parameters)
         content[places[number] + _SWIZZLE] = value
@@ -223,7 +223,7 @@ def _swizzle(number: int, value: int) -> Callable[[HostLaunch], HostLaunch]:
     return change
 
 
-def _less_shared(launch: HostLaunch) -> HostLaunch:
+def _less_shared(launch: CutlassLaunch) -> CutlassLaunch:
     return dataclasses.replace(launch, shared_bytes=launch.shared_bytes - 2048)
 
 

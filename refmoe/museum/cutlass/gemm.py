@@ -19,11 +19,11 @@ from refmoe.cuda.device import CudaDevice, Device, DeviceUnavailable, LaunchReco
 from refmoe.cuda.gemm.grouped import GemmShape
 from refmoe.cuda.gemm.kernel import GEMM
 from refmoe.cuda.gemm.tile import parse_tile
-from refmoe.cuda.launch import Buffer, Kernel
+from refmoe.cuda.launch import Buffer, Entry
 from refmoe.errors import ArgumentError
 from refmoe.museum.cutlass.builds import CUTLASS_ARCHITECTURES, DEFAULT_TILE, Build, Built, gpu_library
 from refmoe.museum.cutlass.builds import build as build_kernel
-from refmoe.museum.cutlass.host import HostLaunch, HostLibrary, Operands
+from refmoe.museum.cutlass.host import CutlassLaunch, HostLibrary, Operands
 from refmoe.museum.cutlass.refusals import check_k
 from refmoe.reference.layout import expert_base_rows
 
@@ -179,7 +179,7 @@ def prepare(
     return Prepared(library, replace(operands, workspace=workspace), memory.buffers, memory.executor)
 
 
-def host_launch(prepared: Prepared) -> HostLaunch:
+def host_launch(prepared: Prepared) -> CutlassLaunch:
     """The launch that CUTLASS's host code makes of a problem, recorded by the stand-in runtime.
 
     Raises:
@@ -189,7 +189,7 @@ def host_launch(prepared: Prepared) -> HostLaunch:
 
 
 def execute(
-    built: Built, launch: HostLaunch, prepared: Prepared, device: PtxDevice, trace: ptx.Trace | None = None
+    built: Built, launch: CutlassLaunch, prepared: Prepared, device: PtxDevice, trace: ptx.Trace | None = None
 ) -> ptx.LaunchResult:
     """Run a recorded launch on the executor; the result is in `prepared.buffers["out"]` and in `device.launches`.
 
@@ -210,7 +210,7 @@ def execute(
         # Its producers expect the bytes of a stage in thread 0 alone, inside of a branch that the leader takes.
         lowest_leader=True,
     )
-    kernel = Kernel("cutlass/grouped_gemm", launch.entry)
+    kernel = Entry("cutlass/grouped_gemm", launch.entry)
     device.launches.append(LaunchRecord(kernel, launch.grid[0], launch.block[0], result))
     return result
 

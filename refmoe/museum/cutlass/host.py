@@ -24,7 +24,7 @@ DRIVER_VERSION = 13000
 GROUP_ARRAYS = ("problems", "stride_a", "stride_b", "stride_d", "layout_sfa", "layout_sfb")
 
 
-class HostError(RefmoeError):
+class CutlassHostError(RefmoeError):
     """The host code of CUTLASS, or the runtime under it, refused; the message says what."""
 
 
@@ -80,7 +80,7 @@ class Operands:
 
 
 @dataclass(frozen=True)
-class HostLaunch:
+class CutlassLaunch:
     """The launch that the host code made: the PTX entry, grid, block, shared memory, and its parameter's bytes."""
 
     entry: str
@@ -148,28 +148,28 @@ class HostLibrary:
         self._check("can_implement")
         return self._status(status) if status else None
 
-    def record(self, operands: Operands) -> HostLaunch:
+    def record(self, operands: Operands) -> CutlassLaunch:
         """Run the host code on the stand-in runtime, and return the launch that it made.
 
         Raises:
-            HostError: CUTLASS or the runtime refused; a tensor map that the driver would refuse, say.
+            CutlassHostError: CUTLASS or the runtime refused; a tensor map that the driver would refuse, say.
         """
         self._reset()
         self._run(operands, None)
         launches = self._library.refmoe_standin_launches()
         if launches != 1:
-            raise HostError(f"CUTLASS made {launches} launches; needed 1")
+            raise CutlassHostError(f"CUTLASS made {launches} launches; needed 1")
         launch = _Launch()
         self._library.refmoe_standin_launch(ctypes.byref(launch))
         parameters = ctypes.string_at(self._library.refmoe_standin_parameters(), self.description.parameter_bytes)
         entry = self._library.refmoe_standin_entry().decode()
-        return HostLaunch(entry, tuple(launch.grid), tuple(launch.block), launch.shared_bytes, parameters)
+        return CutlassLaunch(entry, tuple(launch.grid), tuple(launch.block), launch.shared_bytes, parameters)
 
     def run(self, operands: Operands, stream: int) -> None:
         """Run the kernel on the GPU, on a stream of the real runtime.
 
         Raises:
-            HostError: CUTLASS or the runtime refused.
+            CutlassHostError: CUTLASS or the runtime refused.
         """
         self._run(operands, ctypes.c_void_p(stream))
 
@@ -177,7 +177,7 @@ class HostLibrary:
         status = self._library.refmoe_cutlass_run(_array(operands), stream)
         self._check("run")
         if status:
-            raise HostError(f"CUTLASS: {self._status(status)}")
+            raise CutlassHostError(f"CUTLASS: {self._status(status)}")
 
     def _reset(self) -> None:
         if self.chip is not None:
@@ -188,7 +188,7 @@ class HostLibrary:
 
     def _check(self, what: str) -> None:
         if self.chip is not None and (complaint := self._library.refmoe_standin_complaint().decode()):
-            raise HostError(f"{what}: {complaint}")
+            raise CutlassHostError(f"{what}: {complaint}")
 
     def _status(self, status: int) -> str:
         text: str = self._library.refmoe_cutlass_status(status).decode()

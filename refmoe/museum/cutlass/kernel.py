@@ -44,7 +44,7 @@ from refmoe.museum.cutlass.gemm import (
     prepare,
 )
 from refmoe.museum.cutlass.headers import PYPI_REQUIREMENT, PYPI_SHA256, CutlassMissing, find_headers
-from refmoe.museum.cutlass.host import HostLaunch
+from refmoe.museum.cutlass.host import CutlassLaunch
 from refmoe.museum.cutlass.refusals import check_case
 from refmoe.museum.exhibit import restated
 from refmoe.verify.kernel import Kernel, Place, Refusal
@@ -143,7 +143,7 @@ class Tampering:
     """
 
     given: Callable[[Prepared], Prepared] | None = None
-    launched: Callable[[HostLaunch], HostLaunch] | None = None
+    launched: Callable[[CutlassLaunch], CutlassLaunch] | None = None
     ptx: Path | None = None
 
 

@@ -18,7 +18,7 @@ from refmoe.families.case import Fields
 from refmoe.families.family import Case
 from refmoe.museum.deepgemm.gemm import Problem
 from refmoe.museum.deepgemm.headers import DeepGemmMissing, find_headers
-from refmoe.museum.deepgemm.kernel import DEEPGEMM_GEMM, DeepGemm, Tampering
+from refmoe.museum.deepgemm.kernel import DEEPGEMM_GEMM, DeepGemm, DeepGemmTampering
 from refmoe.museum.edits import EditError
 
 CONTIGUOUS = "deepgemm_gemm:bf16:m160k768n256e4:near:rows=5-0-17-133:seed7@ptx.sm_90a"
@@ -64,7 +64,7 @@ class DeepGemmFault:
     name: str
     fault: str
     kind: str
-    tampering: Tampering
+    tampering: DeepGemmTampering
     case: str = CONTIGUOUS
 
     def plant(self, scratch: Path) -> Sequence[DeepGemm]:
@@ -77,11 +77,11 @@ class DeepGemmFault:
 
 
 def _given(name: str, fault: str, change: Callable[[Problem], Problem], case: str = CONTIGUOUS) -> DeepGemmFault:
-    return DeepGemmFault(name, fault, "operands", Tampering(given=change), case)
+    return DeepGemmFault(name, fault, "operands", DeepGemmTampering(given=change), case)
 
 
 def _edited(name: str, fault: str, kind: str, change: Callable[[str], str]) -> DeepGemmFault:
-    return DeepGemmFault(name, fault, kind, Tampering(edit=change))
+    return DeepGemmFault(name, fault, kind, DeepGemmTampering(edit=change))
 
 
 def _next_block(problem: Problem) -> Problem:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.cuda.device import CudaDevice, LaunchRecord, placed
-from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan, TensorMap
+from refmoe.cuda.launch import Buffer, Entry, LaunchPlan, MatrixMap
 from refmoe.cuda.toolchain import ToolchainError, cache_directory, find_toolchain
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.files import write_atomic
@@ -50,7 +50,7 @@ _OPERANDS = ("tokens", "token_scales", "weights", "weight_scales", "grouped")
 
 
 @dataclass(frozen=True)
-class Build:
+class DeepGemmBuild:
     """An instantiation.
 
     Attributes:
@@ -132,12 +132,12 @@ def _aligned(size: int, to: int) -> int:
     return -(-size // to) * to
 
 
-def _source(build: Build, stages: int) -> str:
+def _source(build: DeepGemmBuild, stages: int) -> str:
     kernel = f"deep_gemm::sm90_fp8_gemm_1d2d_impl<{build.instantiation(stages)}>"
     return f"#include <{KERNEL_HEADER}>\nconst void* kernel = (const void*)&{kernel};\n"
 
 
-def compile_ptx(build: Build, stages: int) -> Path:
+def compile_ptx(build: DeepGemmBuild, stages: int) -> Path:
     """The PTX of an instantiation, compiled if it is not in the cache.
 
     Raises:
@@ -292,7 +292,7 @@ class Sizes:
         return cls(problem.rows, batches, width, *problem.weights.shape)
 
 
-def launch_plan(build: Build, stages: int, entry: str, buffers: Buffers, sizes: Sizes) -> LaunchPlan:
+def launch_plan(build: DeepGemmBuild, stages: int, entry: str, buffers: Buffers, sizes: Sizes) -> LaunchPlan:
     """The launch of an instantiation, on whatever device the buffers are.
 
     Args:
@@ -306,13 +306,13 @@ def launch_plan(build: Build, stages: int, entry: str, buffers: Buffers, sizes: 
     lines = build.store_swizzle
     scale_rows = k // BLOCK * sizes.batches
     maps = (
-        TensorMap(buffers.tokens, "u8", rows, k, (build.tile_m, BLOCK), f"{_SWIZZLE}B"),
-        TensorMap(buffers.weights, "u8", sizes.experts * n, k, (build.tile_n, BLOCK), f"{_SWIZZLE}B"),
-        TensorMap(buffers.out, "bf16", rows, n, (build.tile_m, lines // _BF16_BYTES), f"{lines}B"),
-        TensorMap(buffers.token_scales, "f32", scale_rows, sizes.scale_width, (1, build.tile_m), "none"),
+        MatrixMap(buffers.tokens, "u8", rows, k, (build.tile_m, BLOCK), f"{_SWIZZLE}B"),
+        MatrixMap(buffers.weights, "u8", sizes.experts * n, k, (build.tile_n, BLOCK), f"{_SWIZZLE}B"),
+        MatrixMap(buffers.out, "bf16", rows, n, (build.tile_m, lines // _BF16_BYTES), f"{lines}B"),
+        MatrixMap(buffers.token_scales, "f32", scale_rows, sizes.scale_width, (1, build.tile_m), "none"),
     )
     return LaunchPlan(
-        Kernel("deepgemm", entry),
+        Entry("deepgemm", entry),
         grid=build.multiprocessors,
         block=_COPY_THREADS + build.math_threads,
         arguments=(buffers.weight_scales, buffers.grouped, sizes.rows, n, k, *maps),
@@ -322,7 +322,7 @@ def launch_plan(build: Build, stages: int, entry: str, buffers: Buffers, sizes: 
 
 
 def execute(
-    problem: Problem, build: Build, text: str, stages: int, fill: int, **launch: Any
+    problem: Problem, build: DeepGemmBuild, text: str, stages: int, fill: int, **launch: Any
 ) -> tuple[Array, LaunchRecord]:
     """A launch on the executor: its output, uint16 [rows, N] of BF16 bits, and the record of it.
 
@@ -366,7 +366,7 @@ def execute(
     return out.view(np.uint16), LaunchRecord(plan.kernel, plan.grid, plan.block, result)
 
 
-def run_on_gpu(device: CudaDevice, problem: Problem, build: Build, stages: int, fill: int) -> Array:
+def run_on_gpu(device: CudaDevice, problem: Problem, build: DeepGemmBuild, stages: int, fill: int) -> Array:
     """A launch on a GPU: its output, uint16 [rows, N] of BF16 bits.
 
     Args:
@@ -386,7 +386,7 @@ def run_on_gpu(device: CudaDevice, problem: Problem, build: Build, stages: int, 
     return device.download(out).view(np.uint16)
 
 
-def load(device: CudaDevice, build: Build, stages: int, buffers: Buffers, sizes: Sizes) -> LaunchPlan:
+def load(device: CudaDevice, build: DeepGemmBuild, stages: int, buffers: Buffers, sizes: Sizes) -> LaunchPlan:
     """The launch of an instantiation on a GPU, which then has its code.
 
     Raises:
@@ -411,7 +411,7 @@ def _parsed(text: str) -> Any:
     return ptx.Module.parse(text, "deepgemm")
 
 
-def check_problem(problem: Problem, build: Build) -> None:
+def check_problem(problem: Problem, build: DeepGemmBuild) -> None:
     """Refuse what DeepGEMM's kernel does not do right.
 
     Raises:

@@ -25,7 +25,7 @@ from refmoe.museum.deepgemm.gemm import (
     ARCH,
     BLOCK,
     FLAGS,
-    Build,
+    DeepGemmBuild,
     Problem,
     check_contraction,
     check_problem,
@@ -127,7 +127,7 @@ def _same(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Tampering:
+class DeepGemmTampering:
     """What a planted fault changes in the use of the kernel.
 
     Attributes:
@@ -147,7 +147,7 @@ class DeepGemm(Kernel):
         tampering: what a planted fault changes, or None.
     """
 
-    tampering: Tampering | None = None
+    tampering: DeepGemmTampering | None = None
 
     def missing(self, case: Case, place: Place) -> str | None:
         """Why the case cannot run here, in a sentence; None if it can, or if no build could serve it."""
@@ -231,7 +231,7 @@ def _sha256() -> str:
     return kernel_sha256((), ("refmoe.museum.deepgemm.gemm",), (content, *FLAGS))
 
 
-def _asked(case: Case, inputs: Inputs, arch: str) -> tuple[Build, Problem]:
+def _asked(case: Case, inputs: Inputs, arch: str) -> tuple[DeepGemmBuild, Problem]:
     """The build that serves a case, and its operands.
 
     Raises:
@@ -244,7 +244,7 @@ def _asked(case: Case, inputs: Inputs, arch: str) -> tuple[Build, Problem]:
     if case.scales != "mn_major":
         raise ArgumentError("scales", case.scales, "mn_major: DeepGEMM transposes others first")
     tile_m, tile_n = (int(size) for size in case.tile.split("x"))
-    build = Build(case.grouping, tile_m, tile_n, case.cluster, case.shape.e, MULTIPROCESSORS)
+    build = DeepGemmBuild(case.grouping, tile_m, tile_n, case.cluster, case.shape.e, MULTIPROCESSORS)
     tokens, token_scales, weights, weight_scales = (
         inputs[name] for name in ("tokens", "token_scales", "weights", "weight_scales")
     )

@@ -8,8 +8,8 @@ from refmoe.ptx import isa
 from refmoe.ptx.emit import bulk
 from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.emit.bulk import count_operands, integer
-from refmoe.ptx.engine.access import Access, Store
 from refmoe.ptx.engine.copies import CopyAsync, CopyCommit, CopyWait
+from refmoe.ptx.engine.loads_and_stores import Access, Store
 from refmoe.ptx.engine.mbarrier import Arrive, CopyArrive, Create, Destroy, Expect, Wait, pending_count
 from refmoe.ptx.state.records import GRID
 from refmoe.ptx.text.syntax import Instruction, Not, Operand, Register
@@ -35,7 +35,7 @@ def copy(emitter: Builder, instruction: Instruction) -> None:
     """`cp.async`, the bulk forms included.
 
     Raises:
-        isa.UnknownOpcode: another spelling.
+        isa.NoSuchInstruction: another spelling.
         ValueError: its operands do not fit.
     """
     opcode, operands = instruction.opcode, instruction.operands
@@ -64,7 +64,7 @@ def copy(emitter: Builder, instruction: Instruction) -> None:
     hinted = "L2::cache_hint" in hints
     # At most one of each kind.
     if match is None or hints.count("L2::cache_hint") > 1 or len(hints) - hinted > 1:
-        raise isa.UnknownOpcode(opcode)
+        raise isa.NoSuchInstruction(opcode)
     if not 3 + hinted <= len(operands) <= 4 + hinted:
         raise ValueError("wrong number of operands")
     width = integer(operands[2])
@@ -92,7 +92,7 @@ def mbarrier(emitter: Builder, instruction: Instruction) -> None:
     """Every `mbarrier` instruction.
 
     Raises:
-        isa.UnknownOpcode: another spelling.
+        isa.NoSuchInstruction: another spelling.
         ValueError: its operands do not fit.
     """
     emitter.has_mbarriers = emitter.lanes_synchronise = True
@@ -119,14 +119,14 @@ def mbarrier(emitter: Builder, instruction: Instruction) -> None:
     elif (match := _WAIT.fullmatch(opcode)) is not None:
         _wait(emitter, instruction, match)
     else:
-        raise isa.UnknownOpcode(opcode)
+        raise isa.NoSuchInstruction(opcode)
 
 
 def _arrive(emitter: Builder, instruction: Instruction, match: re.Match[str]) -> None:
     destination, place, *rest = instruction.operands
     form = match["form"] or match["late"]
     if match["form"] and match["late"]:
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoSuchInstruction(instruction.opcode)
     needed = form is not None
     if not needed <= len(rest) <= 1:
         raise ValueError("wrong number of operands")

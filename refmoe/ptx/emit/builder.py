@@ -13,7 +13,8 @@ from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW
-from refmoe.ptx.state.specials import SPECIALS
+from refmoe.ptx.state.special_registers import SPECIALS
+from refmoe.ptx.text.literals import BITS, literal_bits, select, widener
 from refmoe.ptx.text.parser import ParsedModule
 from refmoe.ptx.text.syntax import (
     Address,
@@ -27,7 +28,6 @@ from refmoe.ptx.text.syntax import (
     Symbol,
     Vector,
 )
-from refmoe.ptx.text.values import BITS, literal_bits, select, widener
 
 #: Where generic addresses of a state space begin.
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
@@ -88,7 +88,7 @@ class Builder:
     def spelled(self, instruction: Instruction, *spellings: str) -> None:
         """Refuse an opcode that is none of `spellings`."""
         if instruction.opcode not in spellings:
-            raise isa.UnknownOpcode(instruction.opcode)
+            raise isa.NoSuchInstruction(instruction.opcode)
 
     # Values
 
@@ -126,7 +126,7 @@ class Builder:
             return self._narrow(self.address_of(operand), "b64", kind)
         if isinstance(operand, Special):
             if operand.name not in SPECIALS:
-                raise isa.UnknownOpcode(operand.name, f"the register {operand.name} is not defined here")
+                raise isa.NoSuchInstruction(operand.name, f"the register {operand.name} is not defined here")
             return self._narrow(f"F.special({operand.name!r})", SPECIALS[operand.name], kind)
         if isinstance(operand, Register):
             return self._narrow(self.local(operand), operand.kind, kind)

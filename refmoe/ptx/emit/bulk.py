@@ -6,8 +6,7 @@ import re
 
 from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
-from refmoe.ptx.engine.access import Access, Store
-from refmoe.ptx.engine.bulk.issue import (
+from refmoe.ptx.engine.bulk.instructions import (
     BulkCommit,
     BulkLoad,
     BulkStore,
@@ -18,6 +17,7 @@ from refmoe.ptx.engine.bulk.issue import (
 )
 from refmoe.ptx.engine.bulk.maps import MapAcquire, MapCopy, MapRelease, MapReplace, MapUse
 from refmoe.ptx.engine.bulk.reduce import SHARED_TYPES, TYPES, Reduction
+from refmoe.ptx.engine.loads_and_stores import Access, Store
 from refmoe.ptx.state.records import GRID
 from refmoe.ptx.state.tensormap import MAP_BYTES
 from refmoe.ptx.text.syntax import Address, Immediate, Instruction, Operand, Vector
@@ -66,7 +66,7 @@ def bulk(emitter: Builder, instruction: Instruction) -> None:
     """`cp.async.bulk` and `cp.async.bulk.tensor`.
 
     Raises:
-        isa.UnknownOpcode: another spelling; `.im2col::w` and byte masks among them.
+        isa.NoSuchInstruction: another spelling; `.im2col::w` and byte masks among them.
         ValueError: its operands do not fit.
     """
     emitter.has_bulk = emitter.has_mbarriers = emitter.lanes_synchronise = True
@@ -102,7 +102,7 @@ def bulk(emitter: Builder, instruction: Instruction) -> None:
         origin, _ = emitter.address(source, "shared" if match["send"] else "global")
         count = emitter.value(size, "b32")
         if match["send"] and match["hint"]:
-            raise isa.UnknownOpcode(opcode)
+            raise isa.NoSuchInstruction(opcode)
         read = Access(*own) if match["send"] else Access(*there)
         written = Store(*own, bounds=emitter.layout.bounded(instruction))
         emitter.run(BulkLoad(written, read, phase), shared, origin, count, bar, mask, guard)
@@ -121,14 +121,14 @@ def bulk(emitter: Builder, instruction: Instruction) -> None:
         # It reads nothing that the program sees.
         _operands(operands, 2, match)
     else:
-        raise isa.UnknownOpcode(opcode)
+        raise isa.NoSuchInstruction(opcode)
 
 
 def reduce(emitter: Builder, instruction: Instruction) -> None:
     """`cp.reduce.async.bulk` and `cp.reduce.async.bulk.tensor`.
 
     Raises:
-        isa.UnknownOpcode: another spelling.
+        isa.NoSuchInstruction: another spelling.
         ValueError: its operands do not fit.
     """
     emitter.has_bulk = emitter.has_mbarriers = True
@@ -146,9 +146,9 @@ def reduce(emitter: Builder, instruction: Instruction) -> None:
     types = {} if match is None else SHARED_TYPES if match["send"] else TYPES
     # The halves are added without flushing, and say so.
     if match is None or match["type"] not in types[match["operation"]]:
-        raise isa.UnknownOpcode(opcode)
+        raise isa.NoSuchInstruction(opcode)
     if (match["exact"] is not None) != (match["operation"] == "add" and match["type"] in ("f16", "bf16")):
-        raise isa.UnknownOpcode(opcode)
+        raise isa.NoSuchInstruction(opcode)
     flushes = (match["operation"], match["type"]) == ("add", "f32")
     reduction = Reduction(match["operation"], match["type"], flushes)
     if match["send"]:
@@ -169,7 +169,7 @@ def tensor_map(emitter: Builder, instruction: Instruction) -> None:
     """`tensormap.replace` and `tensormap.cp_fenceproxy`.
 
     Raises:
-        isa.UnknownOpcode: another spelling.
+        isa.NoSuchInstruction: another spelling.
         ValueError: its operands do not fit.
     """
     emitter.has_bulk = emitter.has_mbarriers = emitter.lanes_synchronise = True
@@ -187,7 +187,7 @@ def tensor_map(emitter: Builder, instruction: Instruction) -> None:
         return
     match = _REPLACE.fullmatch(opcode)
     if match is None or match["type"] != ("b64" if match["field"] in _WIDE else "b32"):
-        raise isa.UnknownOpcode(opcode)
+        raise isa.NoSuchInstruction(opcode)
     numbered = match["field"] in _WITH_ORDINAL
     count_operands(operands, 2 + numbered)
     space = match["space"].split("::")[0]
@@ -203,7 +203,7 @@ def proxy_fence(emitter: Builder, instruction: Instruction) -> bool:
     """`fence.proxy`; False for any other fence.
 
     Raises:
-        isa.UnknownOpcode: another spelling of it.
+        isa.NoSuchInstruction: another spelling of it.
         ValueError: its operands do not fit.
     """
     opcode, operands = instruction.opcode, instruction.operands
@@ -215,7 +215,7 @@ def proxy_fence(emitter: Builder, instruction: Instruction) -> bool:
         space = "both" if match["space"] is None else match["space"].split("::")[0]
         emitter.lines.append(f"F.proxy_fence({space!r}, {guard})")
     elif (match := _MAP_FENCE.fullmatch(opcode)) is None:
-        raise isa.UnknownOpcode(opcode)
+        raise isa.NoSuchInstruction(opcode)
     elif match["order"] == "release":
         count_operands(operands, 0)
         emitter.run(MapRelease(), guard)
@@ -241,11 +241,11 @@ def _mask(emitter: Builder, operands: tuple[Operand, ...], position: int, match:
 
 
 def _mode(instruction: Instruction, match: re.Match[str]) -> str:
-    """The mode of the tensor maps that a spelling goes by; isa.UnknownOpcode for images of fewer than 3 dimensions."""
+    """The mode of a spelling's tensor maps; isa.NoSuchInstruction for images of fewer than 3 dimensions."""
     if match["mode"] in (None, ".tile"):
         return "tiled"
     if int(match["rank"]) < 3:
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoSuchInstruction(instruction.opcode)
     return "im2col"
 
 

@@ -16,14 +16,14 @@ def call(emitter: Builder, instruction: Instruction) -> None:
     """A call that is not inlined.
 
     Raises:
-        isa.UnknownOpcode: the executor does not have what it calls; the reason says why.
+        isa.NoSuchInstruction: the executor does not have what it calls; the reason says why.
         ValueError: its operands do not fit.
     """
     emitter_of = {"vprintf": Print, "__assertfail": AssertFail}
     operands = instruction.operands
     target = operands[1] if len(operands) > 1 else None
     if not isinstance(operands[0], Register | Sink) or not isinstance(target, Symbol) or target.name not in BUILTINS:
-        raise isa.UnknownOpcode(instruction.opcode, _reason(emitter, instruction))
+        raise isa.NoSuchInstruction(instruction.opcode, _reason(emitter, instruction))
     result, kinds = BUILTINS[target.name]
     values = [emitter.value(operand, kind) for operand, kind in zip(operands[2:], kinds, strict=True)]
     work = emitter.call(emitter_of[target.name](instruction), *values, emitter.guard(instruction))

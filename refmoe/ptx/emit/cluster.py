@@ -9,8 +9,8 @@ import numpy as np
 from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.emit.bulk import count_operands
-from refmoe.ptx.engine.access import Access, Atomic, Store
 from refmoe.ptx.engine.cluster.memory import MapAddress, RankOf
+from refmoe.ptx.engine.loads_and_stores import Access, Atomic, Store
 from refmoe.ptx.engine.previous_grid import GridWait
 from refmoe.ptx.engine.remote_async import WriteAsync
 from refmoe.ptx.engine.tensor.matrix import WholeWarp
@@ -46,7 +46,7 @@ def map_address(emitter: Builder, instruction: Instruction) -> None:
     """`mapa d, address, rank`.
 
     Raises:
-        isa.UnknownOpcode: another spelling.
+        isa.NoSuchInstruction: another spelling.
         ValueError: its operands do not fit.
     """
     kind, generic = _parts(instruction, 3)
@@ -59,7 +59,7 @@ def rank_of(emitter: Builder, instruction: Instruction) -> None:
     """`getctarank d, address`: the type is that of the address, the rank has 32 bits.
 
     Raises:
-        isa.UnknownOpcode: another spelling.
+        isa.NoSuchInstruction: another spelling.
         ValueError: its operands do not fit.
     """
     kind, generic = _parts(instruction, 2)
@@ -73,7 +73,7 @@ def _parts(instruction: Instruction, operands: int) -> tuple[str, bool]:
     match = _MAPA.fullmatch(instruction.opcode)
     # A generic address has 64 bits in this address size.
     if match is None or (match["shared"] is None and match["bits"] == "32"):
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoSuchInstruction(instruction.opcode)
     count_operands(instruction.operands, operands)
     return f"b{match['bits']}", match["shared"] is None
 
@@ -82,7 +82,7 @@ def write_async(emitter: Builder, instruction: Instruction) -> None:
     """`st.async [a], b, [mbar]` and `red.async`.
 
     Raises:
-        isa.UnknownOpcode: another spelling; without `.shared::cluster` it would write global memory, or anywhere.
+        isa.NoSuchInstruction: another spelling; without `.shared::cluster` it would write global memory, or anywhere.
         ValueError: its operands do not fit.
     """
     opcode = instruction.opcode
@@ -100,7 +100,7 @@ def write_async(emitter: Builder, instruction: Instruction) -> None:
             dtype=np.dtype(f"u{size}"),
         )  # fmt: skip
     else:
-        raise isa.UnknownOpcode(opcode)
+        raise isa.NoSuchInstruction(opcode)
     emitter.has_mbarriers = emitter.lanes_synchronise = True
     values = [emitter.value(element, f"b{size * 8}") for element in emitter.elements(value, count)]
     address, _ = emitter.address(target, "shared")
@@ -113,7 +113,7 @@ def advise(emitter: Builder, instruction: Instruction) -> None:
     """Instructions that change no result: prefetches, cache policies, events, register counts, dependent grids.
 
     Raises:
-        isa.UnknownOpcode: another spelling.
+        isa.NoSuchInstruction: another spelling.
         ValueError: its operands do not fit.
     """
     opcode = instruction.opcode
@@ -126,7 +126,7 @@ def advise(emitter: Builder, instruction: Instruction) -> None:
             raise ValueError("a multiple of 8 from 24 to 256 registers needed")
         emitter.run(WholeWarp(instruction))
     elif _ADVICE.fullmatch(opcode) is None:
-        raise isa.UnknownOpcode(opcode)
+        raise isa.NoSuchInstruction(opcode)
     elif opcode == "griddepcontrol.wait":
         count_operands(instruction.operands, 0)
         emitter.run(GridWait(), emitter.guard(instruction))

@@ -22,7 +22,7 @@ from refmoe.ptx.engine.code import PLAIN, Code, Gather, View, WaitCode
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.machine import announce
 from refmoe.ptx.engine.native_state import NativeState
-from refmoe.ptx.engine.refusal import Refusal
+from refmoe.ptx.engine.refusal import RefusedInstruction
 from refmoe.ptx.engine.slow import SlowSuspicion, Suspicion, slow_form
 from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.errors import Contraction, UnknownOpcode
@@ -48,7 +48,7 @@ def compile_entry(
 ) -> Code:
     """Compile an entry, instructions that nothing reaches included.
 
-    An opcode that does not exist becomes a `Refusal`: an error of the lanes that reach it.
+    An opcode that does not exist becomes a `RefusedInstruction`: an error of the lanes that reach it.
 
     Args:
         module: where it stands.
@@ -205,13 +205,13 @@ def _checked(emitter: Emitter, block: Block, name: str) -> tuple[list[list[str]]
             emitter.lines = []
             try:
                 emitter.instruction(current)
-            except isa.UnknownOpcode as error:
+            except isa.NoSuchInstruction as error:
                 emitter.lines = [_refuse(emitter, current, error.reason)]
             statements.append(emitter.lines)
         current = block.terminator.instruction
         try:
             return statements, None if current is None else _terminator(emitter, block, current)
-        except isa.UnknownOpcode as error:
+        except isa.NoSuchInstruction as error:
             assert current is not None
             return statements, _refuse(emitter, current, error.reason)
     except (ValueError, IndexError) as error:
@@ -223,7 +223,7 @@ def _checked(emitter: Emitter, block: Block, name: str) -> tuple[list[list[str]]
 def _refuse(emitter: Emitter, instruction: Instruction, reason: str) -> str:
     """Expression that raises in the lanes whose guard is on; where it raises in none it is a branch not taken."""
     emitter.refused.add(instruction)
-    return emitter.call(Refusal(instruction, reason), emitter.guard(instruction))
+    return emitter.call(RefusedInstruction(instruction, reason), emitter.guard(instruction))
 
 
 def _terminator(emitter: Emitter, block: Block, instruction: Instruction) -> str | None:
@@ -277,7 +277,7 @@ def _barrier_parts(instruction: Instruction) -> tuple[str, str]:
     """(kind, reduction) of a barrier's spelling.
 
     Raises:
-        isa.UnknownOpcode: there is no such spelling.
+        isa.NoSuchInstruction: there is no such spelling.
     """
     parts = [part for part in instruction.opcode.split(".")[1:] if part not in ("cta", "aligned")]
     known = {
@@ -290,7 +290,7 @@ def _barrier_parts(instruction: Instruction) -> tuple[str, str]:
         **{("cluster", "wait", *order): ("cluster.wait", "") for order in ((), ("acquire",))},
     }
     if tuple(parts) not in known:
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoSuchInstruction(instruction.opcode)
     return known[tuple(parts)]
 
 

@@ -13,13 +13,14 @@ from refmoe.ptx import isa
 from refmoe.ptx.emit import async_copies, bulk, call, cluster, tensor, video, wgmma, wmma
 from refmoe.ptx.emit.builder import WINDOWS, Builder
 from refmoe.ptx.engine import warp
-from refmoe.ptx.engine.access import Load, Store, atomic
 from refmoe.ptx.engine.cluster.memory import is_own_shared
+from refmoe.ptx.engine.loads_and_stores import Load, Store, atomic
 from refmoe.ptx.engine.mbarrier import Publish
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.program.registers import CARRY, destinations_and_sources
 from refmoe.ptx.state.records import STRENGTHS
+from refmoe.ptx.text.literals import BITS
 from refmoe.ptx.text.memory_ops import MemoryOpcode, memory_opcode
 from refmoe.ptx.text.parser import ParsedModule
 from refmoe.ptx.text.spellings import fence_scope, synchronised
@@ -32,7 +33,6 @@ from refmoe.ptx.text.syntax import (
     Sink,
     Vector,
 )
-from refmoe.ptx.text.values import BITS
 
 _FENCES = re.compile(
     r"membar\.(cta|gl|sys)|fence(\.(sc|acq_rel|acquire|release))?\.(cta|cluster|gpu|sys)|fence\.(sc|acq_rel)"
@@ -47,10 +47,10 @@ _TEXTURES = ("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep")
 
 
 def matched(pattern: re.Pattern[str], instruction: Instruction) -> re.Match[str]:
-    """The parts of a spelling; isa.UnknownOpcode for another one."""
+    """The parts of a spelling; isa.NoSuchInstruction for another one."""
     match = pattern.fullmatch(instruction.opcode)
     if match is None:
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoSuchInstruction(instruction.opcode)
     return match
 
 
@@ -95,7 +95,7 @@ class Emitter(Builder):
         """Append the statements of one instruction.
 
         Raises:
-            isa.UnknownOpcode: there is no such instruction.
+            isa.NoSuchInstruction: there is no such instruction.
             ValueError: its operands do not fit; the message says how.
         """
         if instruction in self.watched:
@@ -130,8 +130,8 @@ class Emitter(Builder):
             self.assign_all(instruction, targets, call, operation.sign_extend)
 
     def _texture(self, instruction: Instruction) -> None:
-        """Always raises isa.UnknownOpcode."""
-        raise isa.UnknownOpcode(instruction.opcode, "there are no textures and no surfaces here")
+        """Always raises isa.NoSuchInstruction."""
+        raise isa.NoSuchInstruction(instruction.opcode, "there are no textures and no surfaces here")
 
     # Moves and addresses
 
@@ -194,7 +194,7 @@ class Emitter(Builder):
     def _opcode(self, instruction: Instruction) -> MemoryOpcode:
         opcode = memory_opcode(instruction.opcode)
         if opcode is None:
-            raise isa.UnknownOpcode(instruction.opcode)
+            raise isa.NoSuchInstruction(instruction.opcode)
         return opcode
 
     def _load(self, instruction: Instruction) -> None:

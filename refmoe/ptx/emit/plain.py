@@ -29,7 +29,7 @@ def multiply(emitter: Builder, instruction: Instruction) -> None:
     """`mma.sync.aligned` without FP32 accumulators.
 
     Raises:
-        isa.UnknownOpcode: another spelling.
+        isa.NoSuchInstruction: another spelling.
         ValueError: its operands do not fit.
     """
     work, rows, length, bits = _resolve(emitter, instruction)
@@ -46,7 +46,7 @@ def multiply(emitter: Builder, instruction: Instruction) -> None:
 
 def _resolve(emitter: Builder, instruction: Instruction) -> tuple[IntegerMma | DoubleMma | HalfMma, int, int, int]:
     """(what it computes, M, K, bits of an element)."""
-    unknown = isa.UnknownOpcode(instruction.opcode)
+    unknown = isa.NoSuchInstruction(instruction.opcode)
     parts = instruction.opcode.split(".")
     shapes = [match for part in parts if (match := _SHAPE.fullmatch(part))]
     modifiers = ("row", "col", "satfinite", "xor", "and", "popc", *_ROUNDINGS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from refmoe.ptx import isa
 from refmoe.ptx.emit import plain
 from refmoe.ptx.emit.builder import Builder
-from refmoe.ptx.engine.access import Access, Store
+from refmoe.ptx.engine.loads_and_stores import Access, Store
 from refmoe.ptx.engine.tensor.matrix import PACKINGS, LoadMatrix, StoreMatrix
 from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.text.spellings import accumulates_single
@@ -25,13 +25,13 @@ def load_matrix(emitter: Builder, instruction: Instruction) -> None:
     The 16 x 16 bytes of .m16n16 are not here: no chip at hand shows how its lanes share them.
 
     Raises:
-        isa.UnknownOpcode: another spelling.
+        isa.NoSuchInstruction: another spelling.
         ValueError: its operands do not fit.
     """
     count, transposed, space, cells = _matrix(instruction)
     packing = PACKINGS.get(cells.removeprefix("m8n16.b8x16."))
     if cells != "m8n8.b16" and (packing is None or transposed):
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoSuchInstruction(instruction.opcode)
     destinations = _elements(instruction.operands[0], count)
     address, space = emitter.address(instruction.operands[1], space)
     work = LoadMatrix(Access(instruction, space, 8, 2), Access(instruction, space, 4, 1), count, transposed, packing)
@@ -42,12 +42,12 @@ def store_matrix(emitter: Builder, instruction: Instruction) -> None:
     """`stmatrix` of 8 x 8 cells of 16 bits, and of 16 x 8 bytes stored by columns.
 
     Raises:
-        isa.UnknownOpcode: another spelling.
+        isa.NoSuchInstruction: another spelling.
         ValueError: its operands do not fit.
     """
     count, transposed, space, cells = _matrix(instruction)
     if cells != "m8n8.b16" and (cells != "m16n8.b8" or not transposed):
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoSuchInstruction(instruction.opcode)
     address, space = emitter.address(instruction.operands[0], space)
     sources = _registers(instruction.operands[1], count)
     row, word = Store(instruction, space, 8, 2), Store(instruction, space, 4, 1)
@@ -72,7 +72,7 @@ def _matrix(instruction: Instruction) -> tuple[int, bool, str, str]:
         or parts.count("trans") > 1
         or rest[-1:] != parts[-1:]
     ):
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoSuchInstruction(instruction.opcode)
     if len(instruction.operands) != 2:
         raise ValueError("two operands needed")
     return _COUNTS[counts[0]], "trans" in parts, "shared" if spaces else "generic", ".".join(rest)
@@ -173,7 +173,7 @@ def multiply(emitter: Builder, instruction: Instruction) -> None:
     """`mma.sync.aligned`: with FP32 accumulators in the forms that have an accumulation model.
 
     Raises:
-        isa.UnknownOpcode: another spelling, or no model of it for this chip.
+        isa.NoSuchInstruction: another spelling, or no model of it for this chip.
         ValueError: its operands do not fit.
     """
     if not accumulates_single(instruction):
@@ -221,7 +221,7 @@ def _resolve(emitter: Builder, instruction: Instruction) -> tuple[MmaFamily, str
         evidence = MODELS[model].pair(a_format, b_format).evidence if family else Evidence.EXTRAPOLATED
         emitter.models[model] = weakest(evidence.value, emitter.models.get(model))
         return form, a_format, b_format, model
-    raise isa.UnknownOpcode(instruction.opcode)
+    raise isa.NoSuchInstruction(instruction.opcode)
 
 
 def weakest(word: str, other: str | None) -> str:

@@ -11,7 +11,7 @@ def video(emitter: Builder, instruction: Instruction) -> None:
     """`vadd`, `vset4` and their kin.
 
     Raises:
-        isa.UnknownOpcode: another spelling.
+        isa.NoSuchInstruction: another spelling.
         ValueError: its operands do not fit.
     """
     destination, *sources = instruction.operands

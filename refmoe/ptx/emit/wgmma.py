@@ -8,7 +8,7 @@ from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.emit.bulk import count_operands, integer
 from refmoe.ptx.emit.tensor import weakest
-from refmoe.ptx.engine.access import Access
+from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.tensor.sums import HalfSums, IntegerSums, SingleSums, Sums
 from refmoe.ptx.engine.tensor.wgmma import Commit, Fence, Product, Touch, Wait
 from refmoe.ptx.program.registers import operands_of
@@ -27,11 +27,11 @@ def warpgroup(emitter: Builder, instruction: Instruction) -> None:
     """Every `wgmma` instruction.
 
     Raises:
-        isa.UnknownOpcode: another spelling, or another target.
+        isa.NoSuchInstruction: another spelling, or another target.
         ValueError: its operands do not fit.
     """
     if _TARGET.fullmatch(emitter.module.target) is None:
-        raise isa.UnknownOpcode(instruction.opcode, f"wgmma is of sm_90a alone, not of {emitter.module.target}")
+        raise isa.NoSuchInstruction(instruction.opcode, f"wgmma is of sm_90a alone, not of {emitter.module.target}")
     # Products read through the asynchronous proxy, and their reads are an agent's.
     emitter.has_bulk = emitter.has_mbarriers = emitter.has_warpgroups = True
     if instruction.opcode == FENCE:
@@ -50,7 +50,7 @@ def warpgroup(emitter: Builder, instruction: Instruction) -> None:
 def _product(emitter: Builder, instruction: Instruction) -> None:
     form = wgmma.form_of(instruction.opcode)
     if form is None:
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoSuchInstruction(instruction.opcode)
     given = wgmma.operands_of(form, instruction)
     work = Product(
         Access(instruction, "shared", 8, 2),

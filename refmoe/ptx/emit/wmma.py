@@ -12,8 +12,8 @@ import numpy as np
 
 from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
-from refmoe.ptx.engine.access import Load, Store
 from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.loads_and_stores import Load, Store
 from refmoe.ptx.engine.tensor.matrix import WholeWarp
 from refmoe.ptx.text.syntax import Immediate, Instruction, Operand, Register, Sink, Vector
 from refmoe.ptx.text.wmma import Transfer, transfer
@@ -54,12 +54,12 @@ def move(emitter: Builder, instruction: Instruction) -> None:
     """`wmma.load` and `wmma.store`; what is left of `wmma.mma` has a spelling that is not known.
 
     Raises:
-        isa.UnknownOpcode: another spelling.
+        isa.NoSuchInstruction: another spelling.
         ValueError: its operands do not fit.
     """
     form = transfer(instruction.opcode)
     if form is None:
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoSuchInstruction(instruction.opcode)
     operands = instruction.operands
     if not 2 <= len(operands) <= 3:
         raise ValueError("a fragment, an address and perhaps a pitch needed")

@@ -18,9 +18,9 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from refmoe.ptx.engine.access import Access, Store
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.loads_and_stores import Access, Store
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import MisuseError
 from refmoe.ptx.native import copies as native

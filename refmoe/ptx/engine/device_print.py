@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.engine.access import Access
 from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.errors import AssertionFailed, MemoryFault
 from refmoe.ptx.text.syntax import Instruction
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from refmoe.ptx.engine.lanes import Lanes
-from refmoe.ptx.state.specials import CLOCKS
+from refmoe.ptx.state.special_registers import CLOCKS
 
 Array = Any
 not_ = np.logical_not

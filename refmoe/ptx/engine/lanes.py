@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from refmoe.ptx.engine.order.strong import Order
-from refmoe.ptx.engine.order.witness import Witness
+from refmoe.ptx.engine.order.witness import RaceWitness
 from refmoe.ptx.engine.tracer import Tracer
 from refmoe.ptx.errors import Index3, LaneError, MisuseError, RaceError, StepBudgetExceeded
 from refmoe.ptx.grid import Grid, index_in
@@ -21,8 +21,8 @@ from refmoe.ptx.native import order
 from refmoe.ptx.schedule import Schedule
 from refmoe.ptx.state.memory import Arena, Region, owned_region
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS
-from refmoe.ptx.state.specials import Ticks
-from refmoe.ptx.state.specials import values as special_values
+from refmoe.ptx.state.special_registers import Ticks
+from refmoe.ptx.state.special_registers import values as special_values
 from refmoe.ptx.state.tensormap import MapHistory
 from refmoe.ptx.text.syntax import Instruction
 
@@ -84,7 +84,7 @@ class LaunchState:
         ticks: the clock.
         warnings: what was found that does not end the launch.
         schedule: what decides where PTX leaves a choice.
-        by_steps: whether threads take their steps one by one, see `refmoe.ptx.engine.single.steps`.
+        by_steps: whether threads take their steps one by one, see `refmoe.ptx.engine.single.thread_steps`.
         following: what is known of undefined values, where they are followed, or None.
         exact: names of regions of which every access is kept, see `refmoe.ptx.engine.exact_races`.
         witness: who takes down all accesses of some regions, or None.
@@ -119,7 +119,7 @@ class LaunchState:
     by_steps: bool = False
     schedule: Schedule = field(default_factory=Schedule)
     exact: frozenset[str] = frozenset()
-    witness: Witness | None = None
+    witness: RaceWitness | None = None
     previous: Any = None
     map_reads: Any = None
     following: Any = None
@@ -140,7 +140,7 @@ class Lanes(ABC):
         lane_cta: CTA of each lane, counted from the first here.
         lane_in_warp, warp_start: int64 [lanes].
         first_cta, first_thread: numbers in the launch of the first CTA and the first lane here.
-        specials: predefined registers by name, see `refmoe.ptx.state.specials`.
+        specials: predefined registers by name, see `refmoe.ptx.state.special_registers`.
         shared, local: the memory of all CTAs, and of all lanes.
         clocks: what orders accesses, or None where races are not looked for.
         strong: what strong accesses and fences pass on, or None likewise.

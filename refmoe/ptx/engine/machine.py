@@ -33,7 +33,7 @@ from refmoe.ptx.engine.native_state import NativeState
 from refmoe.ptx.engine.order.clocks import Clocks
 from refmoe.ptx.engine.order.strong import Strong
 from refmoe.ptx.engine.races import RaceShadow, refuse_early_exit
-from refmoe.ptx.engine.single.steps import Runner, Steps
+from refmoe.ptx.engine.single.thread_steps import Runner, Steps
 from refmoe.ptx.engine.tensor.wgmma import Warpgroups
 from refmoe.ptx.engine.tracer import Tracer
 from refmoe.ptx.engine.turns import Turns

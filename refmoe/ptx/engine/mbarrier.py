@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from refmoe.ptx.engine.access import Access
 from refmoe.ptx.engine.barriers import ranges
 from refmoe.ptx.engine.copies import Copies
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.mbarrier_table import OBJECT_BYTES, MbarrierTable
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.native.clocks import raise_rows

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.engine.access import Access
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.state.pages import untouched

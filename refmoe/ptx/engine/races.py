@@ -21,7 +21,7 @@ from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.granules import Granules
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.order.clocks import LANES
-from refmoe.ptx.engine.order.witness import Witness
+from refmoe.ptx.engine.order.witness import RaceWitness
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.native import order
 from refmoe.ptx.native.context import Row
@@ -157,7 +157,7 @@ class RaceShadow:
         self._writes, self._reads = self.granules.writes, self.granules.reads
         # Of bytes that were accessed strongly: one more than the binary logarithm of the access's width.
         self._widths: Array | None = None
-        self.witness: Witness | None = None
+        self.witness: RaceWitness | None = None
         self.maps: Rewriting | None = None
         self.previous: Previous | None = None
 

@@ -13,7 +13,7 @@ Array = Any
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusedInstruction:
     """What stands in the place of an instruction. `reason`: what is missing, where that is not the opcode itself."""
 
     instruction: Instruction

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.engine.access import Access, Load, Store
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.loads_and_stores import Access, Load, Store
 from refmoe.ptx.engine.tensor.matrix import PACKINGS, LoadMatrix, StoreMatrix, whole_warps
 from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.errors import WarpError

@@ -1,8 +1,8 @@
 """Launches that raced are run again: to know both accesses, and to find out what orders them.
 
 Launches are deterministic, and one that fails leaves memory as it was. So everything said of a race is seen in runs of
-the same launch: the earlier access by a `Witness`, and the change that orders both by making it. A change counts if the
-launch is then without this race; if another fault is left, that is said.
+the same launch: the earlier access by a `RaceWitness`, and the change that orders both by making it. A change counts if
+the launch is then without this race; if another fault is left, that is said.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Protocol, TypeVar
 
 from refmoe.ptx.engine.lanes import Checks
-from refmoe.ptx.engine.order.witness import RacingPair, Witness
+from refmoe.ptx.engine.order.witness import RaceWitness, RacingPair
 from refmoe.ptx.errors import Index3, PtxError, RaceError
 from refmoe.ptx.findings.accesses import Accessed, kind_of
 from refmoe.ptx.findings.collective import consumers
@@ -70,7 +70,7 @@ def unexplained() -> Iterator[None]:
 class Attempt(Protocol[R]):
     """Runs the launch once more."""
 
-    def __call__(self, module: Module, exact: frozenset[str], witness: Witness | None, aside: bool, /) -> R:
+    def __call__(self, module: Module, exact: frozenset[str], witness: RaceWitness | None, aside: bool, /) -> R:
         """Run it from the memory as it is now.
 
         Args:
@@ -183,7 +183,7 @@ class Explainer:
         # Collectives at which lanes meet in the module that runs.
         self._met: set[Instruction] = set()
         # Who saw a region last, which is asked for once for each race there: the module, what is kept exactly.
-        self._last: tuple[Module, frozenset[str], Witness] | None = None
+        self._last: tuple[Module, frozenset[str], RaceWitness] | None = None
         # What became of edited texts, and the changes that made a launch clean, with the lines that still race.
         self._outcomes: dict[str, RaceError | frozenset[int] | None] = {}
         self._clean: list[tuple[Remedy, str, frozenset[int]]] = []
@@ -195,13 +195,13 @@ class Explainer:
                 return pair
         return RacingPair(error, {error.offset}, {0})
 
-    def _witnessed(self, region: str, module: Module, exact: frozenset[str]) -> Witness:
+    def _witnessed(self, region: str, module: Module, exact: frozenset[str]) -> RaceWitness:
         """A witness of all races in a region."""
         if self._last is not None and self._last[0] is module and self._last[1] == exact:
             witness = self._last[2]
             if region in witness.regions:
                 return witness
-        witness = Witness(region)
+        witness = RaceWitness(region)
         # Behind a race anything may go wrong.
         with suppress(PtxError):
             self._attempt(module, exact, witness, True).take_back()
@@ -228,7 +228,7 @@ class Explainer:
             found = self._remedied(found, race, module)
         return error.explained(found, earlier=pair.error.earlier)
 
-    def _race(self, error: RaceError, pair: RacingPair, witness: Witness) -> RaceSite | None:
+    def _race(self, error: RaceError, pair: RacingPair, witness: RaceWitness) -> RaceSite | None:
         """The race with its code; None where the text has no such instruction."""
         for function in self._functions():
             body = function.body or ()

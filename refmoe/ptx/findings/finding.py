@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from refmoe.ptx.findings.accesses import Accessed
 
-PAGE = "docs/executor/races.md"
+PAGE = "docs/guides/races.md"
 
 
 @dataclass(frozen=True)

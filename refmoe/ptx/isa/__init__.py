@@ -8,7 +8,7 @@ control flow or more than one lane belongs to the machine.
 from __future__ import annotations
 
 from refmoe.ptx.isa.atomic import resolve_atomic
-from refmoe.ptx.isa.errors import UnknownOpcode
+from refmoe.ptx.isa.errors import NoSuchInstruction
 from refmoe.ptx.isa.operation import DTYPES, Operation
 from refmoe.ptx.isa.table import resolve
 from refmoe.ptx.isa.video import MNEMONICS as VIDEO
@@ -17,9 +17,9 @@ from refmoe.ptx.isa.video import Selection, resolve_video
 __all__ = [
     "DTYPES",
     "VIDEO",
+    "NoSuchInstruction",
     "Operation",
     "Selection",
-    "UnknownOpcode",
     "resolve",
     "resolve_atomic",
     "resolve_video",

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from refmoe.ptx.isa.errors import UnknownOpcode
+from refmoe.ptx.isa.errors import NoSuchInstruction
 from refmoe.ptx.isa.operation import Array, Function
 from refmoe.ptx.isa.table import resolve
 
@@ -52,9 +52,9 @@ def resolve_atomic(operation: str, type: str, flush: bool = False) -> Function:
         are those of redux, and of the halves those of red: a NaN loses to a number.
 
     Raises:
-        UnknownOpcode: there is no such operation for the type.
+        NoSuchInstruction: there is no such operation for the type.
     """
-    unknown = UnknownOpcode(f"atom.{operation}.{type}")
+    unknown = NoSuchInstruction(f"atom.{operation}.{type}")
     if flush and (operation, type) != ("add", "f32"):
         raise unknown
     if operation in _INSTRUCTIONS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class UnknownOpcode(Exception):
+class NoSuchInstruction(Exception):
     """No operation has this spelling, or the manual does not allow its combination of modifiers.
 
     Attributes:
@@ -16,6 +16,6 @@ class UnknownOpcode(Exception):
         self.opcode = opcode
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[UnknownOpcode], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[NoSuchInstruction], tuple[str, str]]:
         # Exceptions pickle by their message, which would be taken for the opcode between worker processes.
         return type(self), (self.opcode, self.reason)

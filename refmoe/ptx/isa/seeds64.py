@@ -36,7 +36,7 @@ def estimate(spelling: Spelling, name: str, ftz: bool) -> Operation:
     """`rcp.approx.ftz.f64`, `rsqrt.approx.ftz.f64` or `rsqrt.approx.f64`.
 
     Raises:
-        UnknownOpcode: another spelling.
+        NoSuchInstruction: another spelling.
     """
     spelling.type("f64")
 

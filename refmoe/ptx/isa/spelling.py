@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refmoe.ptx.isa.errors import UnknownOpcode
+from refmoe.ptx.isa.errors import NoSuchInstruction
 
 # The order in which the manual has the modifiers of floating-point instructions.
 _RANKS = {
@@ -47,7 +47,7 @@ class Spelling:
         """Take the next part.
 
         Raises:
-            UnknownOpcode: it is none of `choices`.
+            NoSuchInstruction: it is none of `choices`.
         """
         part = self.take(*choices)
         if not part:
@@ -62,7 +62,7 @@ class Spelling:
         """Say that every part must have been taken.
 
         Raises:
-            UnknownOpcode: some part was not.
+            NoSuchInstruction: some part was not.
         """
         if self._parts:
             raise self.unknown()
@@ -71,7 +71,7 @@ class Spelling:
         """Take the last part, in most opcodes the instruction type.
 
         Raises:
-            UnknownOpcode: it is none of `choices`, or not the last.
+            NoSuchInstruction: it is none of `choices`, or not the last.
         """
         part = self.need(*choices)
         self.end()
@@ -82,6 +82,6 @@ class Spelling:
         name = self.type(*choices)
         return name[0] == "s", int(name[1:])
 
-    def unknown(self) -> UnknownOpcode:
+    def unknown(self) -> NoSuchInstruction:
         """The error that refuses this opcode."""
-        return UnknownOpcode(self.opcode)
+        return NoSuchInstruction(self.opcode)

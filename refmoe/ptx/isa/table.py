@@ -28,8 +28,8 @@ def resolve(opcode: str, destinations: int = 1, sources: int = 0) -> Operation:
         sources: 3 where it is written with three: min and max of FP32 have both forms under one spelling.
 
     Raises:
-        UnknownOpcode: there is no such instruction here, its modifiers do not go together, or it has no form with two
-            destinations.
+        NoSuchInstruction: there is no such instruction here, its modifiers do not go together, or it has no form with
+            two destinations.
     """
     spelling = Spelling(opcode)
     if spelling.mnemonic == "setp":

@@ -71,7 +71,7 @@ def resolve_video(opcode: str, selection: Selection, sources: int) -> Operation:
         sources: how many it is written with.
 
     Raises:
-        UnknownOpcode: there is no such spelling.
+        NoSuchInstruction: there is no such spelling.
         ValueError: its operands have parts, or a number, that it does not take.
     """
     spelling = Spelling(opcode)

@@ -8,7 +8,7 @@ from refmoe.ptx import isa
 from refmoe.ptx.ops.lanes import LANES
 from refmoe.ptx.ops.table import exactness, lowering
 from refmoe.ptx.program.registers import destinations_and_sources
-from refmoe.ptx.state.specials import CLOCKS, SPECIALS
+from refmoe.ptx.state.special_registers import CLOCKS, SPECIALS
 from refmoe.ptx.text.memory_ops import memory_opcode
 from refmoe.ptx.text.spellings import accumulates_single
 from refmoe.ptx.text.syntax import Instruction, Pair, Special, Vector, parts
@@ -43,7 +43,7 @@ def native_form(instruction: Instruction) -> Any:
     destinations = 2 if isinstance(first, Pair) else 1
     try:
         operation = isa.resolve(instruction.opcode, destinations, len(sources))
-    except isa.UnknownOpcode:
+    except isa.NoSuchInstruction:
         return None
     if operation.exact_when is not None and exactness(instruction.opcode) is None:
         return None

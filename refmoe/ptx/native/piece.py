@@ -45,7 +45,8 @@ from refmoe.ptx.ops.lanes import BITS, LANES, LaneBuilder, Value, vector
 from refmoe.ptx.ops.table import exactness
 from refmoe.ptx.program.registers import CARRY, destinations_and_sources
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW
-from refmoe.ptx.state.specials import SPECIALS
+from refmoe.ptx.state.special_registers import SPECIALS
+from refmoe.ptx.text.literals import literal_bits
 from refmoe.ptx.text.memory_ops import MemoryOpcode, memory_opcode
 from refmoe.ptx.text.spellings import synchronised
 from refmoe.ptx.text.syntax import (
@@ -61,7 +62,6 @@ from refmoe.ptx.text.syntax import (
     Symbol,
     Vector,
 )
-from refmoe.ptx.text.values import literal_bits
 
 _ALIVE, _EXIST = Queue.ALIVE * FIELD_BYTES, Queue.EXIST * FIELD_BYTES
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}

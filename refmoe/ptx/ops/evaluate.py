@@ -36,7 +36,7 @@ def evaluate(opcode: str, *sources: Array, destinations: int = 1, constants: dic
 
     Raises:
         LookupError: the opcode has no native form.
-        isa.UnknownOpcode: there is no such opcode.
+        isa.NoSuchInstruction: there is no such opcode.
     """
     constants = constants or {}
     operation = isa.resolve(opcode, destinations, len(sources))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from refmoe.ptx.isa.errors import UnknownOpcode
+from refmoe.ptx.isa.errors import NoSuchInstruction
 from refmoe.ptx.isa.spelling import Spelling
 from refmoe.ptx.ops import approximate, bits, compare, convert, fields, floating, integer
 from refmoe.ptx.ops.lanes import Lowering
@@ -37,7 +37,7 @@ def lowering(opcode: str, destinations: int = 1, sources: int = 0) -> Lowering |
     for build in builds:
         try:
             found = build(Spelling(opcode))
-        except UnknownOpcode:
+        except NoSuchInstruction:
             continue
         if found is not None:
             return found
@@ -53,5 +53,5 @@ def exactness(opcode: str) -> Lowering | None:
     build = floating.certain if kind == "f64" and mnemonic in _DOUBLE else approximate.EXACT.get(mnemonic)
     try:
         return None if build is None else build(Spelling(opcode))
-    except UnknownOpcode:
+    except NoSuchInstruction:
         return None

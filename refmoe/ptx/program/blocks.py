@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from refmoe.ptx.errors import UnknownOpcode
-from refmoe.ptx.state.specials import CLOCKS
+from refmoe.ptx.state.special_registers import CLOCKS
 from refmoe.ptx.text.spellings import LEGACY
 from refmoe.ptx.text.syntax import Function, Instruction, Label, Special, Symbol
 

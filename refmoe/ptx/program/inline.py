@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from refmoe.ptx.errors import UnknownOpcode
+from refmoe.ptx.text.literals import BITS
 from refmoe.ptx.text.parser import ParsedModule
 from refmoe.ptx.text.scopes import KINDS
 from refmoe.ptx.text.syntax import (
@@ -28,7 +29,6 @@ from refmoe.ptx.text.syntax import (
     mapped,
     parts,
 )
-from refmoe.ptx.text.values import BITS
 
 Statement = Instruction | Label
 # Functions that the driver has: (kind of the result or None, kinds of the arguments).

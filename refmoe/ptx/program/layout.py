@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from refmoe.ptx.program.provenance import Bounds, bounds_of
 from refmoe.ptx.state.spaces import CODE_BYTES, CODE_WINDOW, OWN_BASE, PARAM_BASE
-from refmoe.ptx.state.specials import RESERVED_BYTES, RESERVED_PARTS
+from refmoe.ptx.state.special_registers import RESERVED_BYTES, RESERVED_PARTS
 from refmoe.ptx.text.parser import ParsedModule
 from refmoe.ptx.text.syntax import Address, Function, Instruction, Operand, Register, Special, Symbol, Variable, parts
 

@@ -17,6 +17,7 @@ from refmoe.native import cache as kept
 from refmoe.ptx.text import lexer
 from refmoe.ptx.text.cursor import Cursor
 from refmoe.ptx.text.legacy import modernised
+from refmoe.ptx.text.literals import literal_bits
 from refmoe.ptx.text.scopes import KINDS, Scope, type_bits
 from refmoe.ptx.text.stack import with_stack
 from refmoe.ptx.text.syntax import (
@@ -37,7 +38,6 @@ from refmoe.ptx.text.syntax import (
     Variable,
     Vector,
 )
-from refmoe.ptx.text.values import literal_bits
 from refmoe.ptx.text.wide import found, narrowed, selected, vector_kind
 from refmoe.ptx.text.wmma import lowered
 

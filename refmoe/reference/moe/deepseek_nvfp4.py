@@ -12,12 +12,12 @@ from types import MappingProxyType
 from refmoe.errors import ArgumentError
 from refmoe.formats import NVFP4
 from refmoe.reference.backends import BACKENDS, choose_backend
-from refmoe.reference.deepseek import nvfp4_steps
+from refmoe.reference.deepseek import nvfp4_path
 from refmoe.reference.mma import AccumulationModel, Evidence
 from refmoe.reference.moe.paths import PathStep, path_steps
 
-_ROUTING = PathStep("routing", (), nvfp4_steps.route)
-_FINALIZE = PathStep("finalize", ("BF16 -> FP32", "FP32 -> BF16"), nvfp4_steps.finalize)
+_ROUTING = PathStep("routing", (), nvfp4_path.route)
+_FINALIZE = PathStep("finalize", ("BF16 -> FP32", "FP32 -> BF16"), nvfp4_path.finalize)
 _NVFP4_PRODUCT = ("NVFP4 x NVFP4 -> FP32", "FP32 -> BF16")
 _BF16_PRODUCT = ("FP4 -> BF16", "BF16 x BF16 -> FP32", "FP32 -> BF16")
 
@@ -25,21 +25,21 @@ DEEPSEEK_NVFP4_PATHS: Mapping[str, tuple[PathStep, ...]] = MappingProxyType(
     {
         "nvfp4": (
             _ROUTING,
-            PathStep("expand", ("BF16 -> NVFP4",), nvfp4_steps.expand_nvfp4),
-            PathStep("gemm1", _NVFP4_PRODUCT, nvfp4_steps.gemm1_nvfp4),
-            PathStep("activation", ("BF16 -> FP32", "FP32 -> BF16", "BF16 -> NVFP4"), nvfp4_steps.activate_nvfp4),
-            PathStep("gemm2", _NVFP4_PRODUCT, nvfp4_steps.gemm2_nvfp4),
+            PathStep("expand", ("BF16 -> NVFP4",), nvfp4_path.expand_nvfp4),
+            PathStep("gemm1", _NVFP4_PRODUCT, nvfp4_path.gemm1_nvfp4),
+            PathStep("activation", ("BF16 -> FP32", "FP32 -> BF16", "BF16 -> NVFP4"), nvfp4_path.activate_nvfp4),
+            PathStep("gemm2", _NVFP4_PRODUCT, nvfp4_path.gemm2_nvfp4),
             # Its own tokens, beside those of the routed experts: nothing that a routed row goes through.
-            PathStep("shared", (), nvfp4_steps.shared_nvfp4),
+            PathStep("shared", (), nvfp4_path.shared_nvfp4),
             _FINALIZE,
         ),
         "marlin": (
             _ROUTING,
-            PathStep("expand", (), nvfp4_steps.expand_bf16),
-            PathStep("gemm1", _BF16_PRODUCT, nvfp4_steps.gemm1_bf16),
-            PathStep("activation", ("BF16 -> FP32", "FP32 -> BF16"), nvfp4_steps.activate_bf16),
-            PathStep("gemm2", _BF16_PRODUCT, nvfp4_steps.gemm2_bf16),
-            PathStep("shared", (), nvfp4_steps.shared_bf16),
+            PathStep("expand", (), nvfp4_path.expand_bf16),
+            PathStep("gemm1", _BF16_PRODUCT, nvfp4_path.gemm1_bf16),
+            PathStep("activation", ("BF16 -> FP32", "FP32 -> BF16"), nvfp4_path.activate_bf16),
+            PathStep("gemm2", _BF16_PRODUCT, nvfp4_path.gemm2_bf16),
+            PathStep("shared", (), nvfp4_path.shared_bf16),
             _FINALIZE,
         ),
     }
@@ -72,4 +72,4 @@ def evidence_with_bf16(routed: Evidence, model: AccumulationModel) -> Evidence:
 
     On `nvfp4` they do not: the shared expert's sums are those of another chip's `mma.sync` of BF16.
     """
-    return routed if nvfp4_steps.shared_model(model) is model else Evidence.EXTRAPOLATED
+    return routed if nvfp4_path.shared_model(model) is model else Evidence.EXTRAPOLATED

@@ -21,7 +21,7 @@ from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference import fp32
 from refmoe.reference.activation import swiglu_by_expert, swiglu_quantize
 from refmoe.reference.backends import Accumulation, choose_backend
-from refmoe.reference.deepseek import steps as deepseek
+from refmoe.reference.deepseek import fp8_path as deepseek
 from refmoe.reference.dp4a import dp4a_gemv
 from refmoe.reference.expand import build_permutation, expand, expand_as
 from refmoe.reference.finalize import finalize
@@ -78,7 +78,7 @@ class PathStep:
         stage: its name.
         conversions: "from -> to" or "a x b -> to", in order; empty where numbers are only moved or are not the
             activations'.
-        function: computes the stage's arrays of a `Run`, or of a `refmoe.reference.deepseek.steps.DeepSeekRun`.
+        function: computes the stage's arrays of a `Run`, or of a `refmoe.reference.deepseek.fp8_path.DeepSeekRun`.
     """
 
     stage: str

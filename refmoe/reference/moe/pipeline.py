@@ -24,10 +24,10 @@ from refmoe.policy import EdgePolicy, ScaleMode, as_edge_policy, as_scale_mode
 from refmoe.reference import fp32
 from refmoe.reference.arrays import checked_array
 from refmoe.reference.backends import BACKENDS, Accumulation, Backend, choose_backend
+from refmoe.reference.deepseek.fp8_path import DeepSeekRun
 from refmoe.reference.deepseek.layer import DeepSeekMoELayer, DeepSeekRules, as_rules
 from refmoe.reference.deepseek.nvfp4_layer import BF16Expert, DeepSeekNVFP4Layer
-from refmoe.reference.deepseek.nvfp4_steps import DeepSeekNVFP4Run, check_rules
-from refmoe.reference.deepseek.steps import DeepSeekRun
+from refmoe.reference.deepseek.nvfp4_path import DeepSeekNVFP4Run, check_rules
 from refmoe.reference.layout import checked_count
 from refmoe.reference.mma import AccumulationModel, Evidence, Kind, as_model
 from refmoe.reference.moe.deepseek_nvfp4 import deepseek_nvfp4_steps, evidence_with_bf16

@@ -98,7 +98,7 @@ def integer_token(
     return total
 
 
-class NVFP4Expert(NamedTuple):
+class ScalarNVFP4Expert(NamedTuple):
     """Weight rows of NVFP4, one code an element, and FP32 bits.
 
     For each GEMM: the global encode scale of its tokens, the factor of its sums, the bias.
@@ -116,7 +116,7 @@ class NVFP4Expert(NamedTuple):
 
 def moe_token_nvfp4(
     x: Sequence[int],
-    experts: Sequence[NVFP4Expert],
+    experts: Sequence[ScalarNVFP4Expert],
     weights: Sequence[int],
     accumulate: Callable[[Row, Row], int],
     variant: str = "gpt_oss",

@@ -14,7 +14,7 @@ from refmoe.cuda.gemm.choice import (
     PREFILL_TILE,
     Choice,
     Rule,
-    Verdict,
+    TileVerdict,
     choose_tile,
     llama_cpp_warps,
     most_tokens,
@@ -97,9 +97,9 @@ def test_a_tile_that_does_not_fit_is_not_chosen() -> None:
         chosen = choose_tile(m, arch=small).tile
         assert (chosen.m, chosen.n, chosen.k) == brute_force(m, 48_128)
     verdicts = {str(entry.tile): entry for entry in choose_tile(1, arch=small).weighed}
-    assert verdicts["128x8x512"].verdict is Verdict.REFUSED
+    assert verdicts["128x8x512"].verdict is TileVerdict.REFUSED
     assert "40,960 bytes" in verdicts["128x8x512"].reason
-    assert verdicts["128x16x256"].verdict is Verdict.CHOSEN
+    assert verdicts["128x16x256"].verdict is TileVerdict.CHOSEN
 
 
 @pytest.mark.parametrize("arch", KERNEL_ARCHS)
@@ -114,7 +114,7 @@ def test_static_choice_is_the_designs(min_latency: bool, arch: str) -> None:
             wanted = "128x128x128"
         choice = choose_tile(m, rule="static", min_latency=min_latency, arch=arch)
         assert str(choice.tile) == wanted
-        refusals = [entry for entry in choice.weighed if entry.verdict is Verdict.REFUSED]
+        refusals = [entry for entry in choice.weighed if entry.verdict is TileVerdict.REFUSED]
         assert [entry.tile for entry in refusals] == ([PREFILL_TILE] if m > 256 else [])
 
 
@@ -122,7 +122,7 @@ def test_above_256_tokens_the_design_is_refused_with_its_reason() -> None:
     choice = choose_tile(300, rule="static")
     assert str(choice.tile) == "128x128x128"
     assert choice.reason == "M = 300 is above 256, for which 256x8x512 cannot be had"
-    reason = next(entry.reason for entry in choice.weighed if entry.verdict is Verdict.REFUSED)
+    reason = next(entry.reason for entry in choice.weighed if entry.verdict is TileVerdict.REFUSED)
     assert "sm_120a has no multicast between blocks" in reason
     assert "a stage takes 75,776 bytes" in reason
     assert "8 wide would read the weights 38 times for 300 tokens" in reason
@@ -140,7 +140,7 @@ def all_choices() -> list[Choice]:
 def test_every_tile_has_its_reason(choice: Choice) -> None:
     assert [entry.tile for entry in choice.weighed[: len(TILES)]] == list(TILES)
     assert {entry.tile for entry in choice.weighed[len(TILES) :]} <= {PREFILL_TILE}
-    assert [entry.tile for entry in choice.weighed if entry.verdict is Verdict.CHOSEN] == [choice.tile]
+    assert [entry.tile for entry in choice.weighed if entry.verdict is TileVerdict.CHOSEN] == [choice.tile]
     assert all(entry.reason for entry in choice.weighed)
     assert choice.stages == check_tile(choice.tile, arch=choice.arch) >= 2
 

@@ -19,7 +19,7 @@ from refmoe.errors import ArgumentError
 from refmoe.museum.cutlass import (
     Build,
     Built,
-    HostError,
+    CutlassHostError,
     HostLibrary,
     Prepared,
     describe_built,
@@ -171,7 +171,7 @@ def test_the_grid_is_as_many_blocks_as_the_chip_has_multiprocessors(build: Build
 
 def test_a_chip_with_less_shared_memory_is_refused(prepared: Prepared, built: Built) -> None:
     small = HostLibrary(built.library, replace(CHIPS["sm_121a"], shared_bytes=65_536))
-    with pytest.raises(HostError, match="asks for 78848 bytes of shared memory; the chip has 65536"):
+    with pytest.raises(CutlassHostError, match="asks for 78848 bytes of shared memory; the chip has 65536"):
         small.record(prepared.operands)
     assert host_launch(prepared).shared_bytes == 78_848  # the refusal does not stay
 

@@ -43,7 +43,7 @@ def test_what_is_said(row: Row | BulkRow) -> None:
     assert row.remedy in finding.remedy
     assert finding.section == row.section
     assert str(race).splitlines()[0] == race.message
-    assert str(race).splitlines()[-1].strip() == f"see docs/executor/races.md#{row.section}"
+    assert str(race).splitlines()[-1].strip() == f"see docs/guides/races.md#{row.section}"
 
 
 @each_row
@@ -94,7 +94,7 @@ def test_without_an_explanation(row: Row | BulkRow) -> None:
 
 @each_row
 def test_the_section_is_on_the_page(row: Row | BulkRow) -> None:
-    page = (ROOT / "docs" / "executor" / "races.md").read_text()
+    page = (ROOT / "docs" / "guides" / "races.md").read_text()
     anchors = [line.lstrip("#").strip().lower().replace(" ", "-") for line in page.splitlines() if line.startswith("#")]
     assert row.section in anchors
 

@@ -97,5 +97,5 @@ def test_a_nan_loses_to_a_number() -> None:
     [("add", "b32"), ("inc", "s32"), ("and", "u32"), ("cas", "f32"), ("min", "f64"), ("nand", "b32")],
 )
 def test_unknown(operation: str, t: str) -> None:
-    with pytest.raises(isa.UnknownOpcode):
+    with pytest.raises(isa.NoSuchInstruction):
         isa.resolve_atomic(operation, t)

@@ -221,7 +221,7 @@ def test_simd_comparisons(name: str, count: int) -> None:
     ],
 )  # fmt: skip
 def test_spellings_that_do_not_exist(opcode: str) -> None:
-    with pytest.raises(isa.UnknownOpcode):
+    with pytest.raises(isa.NoSuchInstruction):
         resolve_video(opcode, Selection(), 3)
 
 

@@ -28,7 +28,7 @@ RESULTS = ("u16", "s16", "u32", "s32", "f16", "bf16", "f32", "f16x2", "bf16x2")
 def known(opcode: str, destinations: int = 1) -> bool:
     try:
         isa.resolve(opcode, destinations)
-    except isa.UnknownOpcode:
+    except isa.NoSuchInstruction:
         return False
     return True
 

@@ -6,7 +6,7 @@ The verdicts are those of `refmoe.litmus`, which shares nothing with the executo
 from __future__ import annotations
 
 import pytest
-from litmus.notation import program
+from support.litmus.notation import program
 
 from refmoe import ptx
 from refmoe.litmus.axioms import judge

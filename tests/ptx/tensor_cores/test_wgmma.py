@@ -13,7 +13,7 @@ from refmoe import ptx
 from refmoe.reference.mma import MODELS, AccumulationModel
 from refmoe.reference.mma.half import HALF_MODELS
 from refmoe.reference.scalar.mma import accumulate
-from refmoe.silicon.wgmma import IMAGE_BYTES, Entry, descriptor, module_text_of
+from refmoe.silicon.wgmma import IMAGE_BYTES, InstructionKernel, descriptor, module_text_of
 
 MNEMONIC = "wgmma.mma_async.sync.aligned"
 FP8, BYTES = ("e4m3", "e5m2"), ("s8", "u8")
@@ -42,12 +42,18 @@ def model_of(d: str, a: str) -> AccumulationModel:
 
 
 @cache
-def module(entry: Entry) -> ptx.Module:
+def module(entry: InstructionKernel) -> ptx.Module:
     return ptx.Module.parse(module_text_of([entry]), name="wgmma.ptx")
 
 
 def run(
-    entry: Entry, image: np.ndarray, a: list[int], b: list[int], rows: np.ndarray, sums: np.ndarray, adds: list[int]
+    entry: InstructionKernel,
+    image: np.ndarray,
+    a: list[int],
+    b: list[int],
+    rows: np.ndarray,
+    sums: np.ndarray,
+    adds: list[int],
 ) -> np.ndarray:
     """The accumulators uint32 [cases, registers, 128] after each case of descriptors."""
     places = np.array([a, b, adds], np.uint64).T.copy()
@@ -81,7 +87,9 @@ def accumulators(rng: np.random.Generator, registers: int, d: str) -> np.ndarray
     return values.astype(np.float16 if d == "f16" else np.float32).view(np.uint32)[..., 0]
 
 
-def expected(entry: Entry, rows: np.ndarray, columns: np.ndarray, before: np.ndarray, adds: bool, places: list) -> dict:
+def expected(
+    entry: InstructionKernel, rows: np.ndarray, columns: np.ndarray, before: np.ndarray, adds: bool, places: list
+) -> dict:
     """D at some (row, column), of A [64, 32 bytes], B [N, 32 bytes] and D before, one at a time."""
     form = entry.form
     found = {}
@@ -115,7 +123,7 @@ def expected(entry: Entry, rows: np.ndarray, columns: np.ndarray, before: np.nda
     return found
 
 
-def check(entry: Entry, seed: int, adds: bool = True, outputs: int = 150) -> None:
+def check(entry: InstructionKernel, seed: int, adds: bool = True, outputs: int = 150) -> None:
     """Run one case of random operands without a swizzle, and compare some outputs."""
     form, rng = entry.form, np.random.default_rng(seed)
     n = form.n
@@ -143,53 +151,55 @@ def check(entry: Entry, seed: int, adds: bool = True, outputs: int = 150) -> Non
 @pytest.mark.parametrize("held", [False, True], ids=["shared", "registers"])
 def test_floating_point(number: int, held: bool) -> None:
     n = (8, 24, 40, 72, 16, 56, 104, 32, 136, 64, 88, 48)[(number + 5 * held) % 12]
-    check(Entry(floating(*FLOATING[number], n), held), number)
+    check(InstructionKernel(floating(*FLOATING[number], n), held), number)
 
 
 @pytest.mark.parametrize("number", range(len(INTEGERS)), ids=lambda number: "-".join(map(str, INTEGERS[number])))
 def test_integers(number: int) -> None:
     d, a, b, k, saturates = INTEGERS[number]
     n = (8, 16, 24, 32, 48, 80, 64, 112)[number]
-    check(Entry(f"{MNEMONIC}.m64n{n}k{k}{saturates}.{d}.{a}.{b}", held=number % 3 == 0), number, outputs=400)
+    check(
+        InstructionKernel(f"{MNEMONIC}.m64n{n}k{k}{saturates}.{d}.{a}.{b}", held=number % 3 == 0), number, outputs=400
+    )
 
 
 @pytest.mark.parametrize("held", [False, True])
 def test_bits(held: bool) -> None:
-    check(Entry(f"{MNEMONIC}.m64n{48 if held else 8}k256.s32.b1.b1.and.popc", held), 7)
+    check(InstructionKernel(f"{MNEMONIC}.m64n{48 if held else 8}k256.s32.b1.b1.and.popc", held), 7)
 
 
 @pytest.mark.parametrize("n", [112, 144, 176, 200, 248, 256])
 def test_wide(n: int) -> None:
-    check(Entry(floating("f32", "e4m3", "e4m3", 32, n)), n)
+    check(InstructionKernel(floating("f32", "e4m3", "e4m3", 32, n)), n)
 
 
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("signs", [(1, -1), (-1, 1), (-1, -1)])
 @pytest.mark.parametrize("kind", [("f32", "bf16", "bf16", 16), ("f32", "tf32", "tf32", 8), ("f16", "e5m2", "e4m3", 32)])
 def test_negated_operands(kind: tuple[str, str, str, int], signs: tuple[int, int], held: bool) -> None:
-    check(Entry(floating(*kind, 8), held, *signs), 3)
+    check(InstructionKernel(floating(*kind, 8), held, *signs), 3)
 
 
 @pytest.mark.parametrize("across", [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_operands_that_lie_across_k(kind: str, across: tuple[bool, bool]) -> None:
-    check(Entry(floating("f32", kind, kind, 16, 24), a_across=across[0], b_across=across[1]), 4)
+    check(InstructionKernel(floating("f32", kind, kind, 16, 24), a_across=across[0], b_across=across[1]), 4)
 
 
 @pytest.mark.parametrize("kind", [FLOATING[1], FLOATING[3], FLOATING[4], FLOATING[8]])
 def test_d_that_is_not_added(kind: tuple[str, str, str, int]) -> None:
-    check(Entry(floating(*kind, 16)), 5, adds=False)
-    check(Entry(floating(*kind, 16), held=True), 6, adds=False)
+    check(InstructionKernel(floating(*kind, 16)), 5, adds=False)
+    check(InstructionKernel(floating(*kind, 16), held=True), 6, adds=False)
 
 
 def test_integers_that_are_not_added() -> None:
-    check(Entry(f"{MNEMONIC}.m64n8k32.s32.u8.s8"), 5, adds=False)
+    check(InstructionKernel(f"{MNEMONIC}.m64n8k32.s32.u8.s8"), 5, adds=False)
 
 
 def test_sums_that_are_no_number_have_one_code() -> None:
     image = np.full(IMAGE_BYTES, 0x7E, np.uint8)
     for kind, nan in (("f32", 0x7FFFFFFF), ("f16", 0x7FFF7FFF)):
-        entry = Entry(floating(kind, "e5m2", "e5m2", 32, 8))
+        entry = InstructionKernel(floating(kind, "e5m2", "e5m2", 32, 8))
         sums = np.zeros((1, entry.form.accumulators, 128))
         place = [descriptor(0, 128, 256, 0)]
         assert set(run(entry, image, place, place, np.zeros((1, 4, 128)), sums, [1]).ravel().tolist()) == {nan}
@@ -197,7 +207,7 @@ def test_sums_that_are_no_number_have_one_code() -> None:
 
 def test_each_product_of_a_chain_saturates_by_itself() -> None:
     opcode = f"{MNEMONIC}.m64n8k32.satfinite.s32.s8.s8"
-    entry = Entry(opcode)
+    entry = InstructionKernel(opcode)
     text = module_text_of([entry])
     (line,) = [each for each in text.splitlines() if each.startswith(opcode)]
     image = np.zeros(IMAGE_BYTES, np.uint8)
@@ -215,7 +225,7 @@ def test_each_product_of_a_chain_saturates_by_itself() -> None:
 def test_what_is_claimed() -> None:
     assert list(SIZES) == ["f16", "bf16", "tf32", *FP8, *BYTES]
     for d, a, b, k in FLOATING:
-        code = module(Entry(floating(d, a, b, k, 8))).compile("w0")
+        code = module(InstructionKernel(floating(d, a, b, k, 8))).compile("w0")
         assert code.models == {model_of(d, a).name: "hardware-checked"}
 
 
@@ -245,7 +255,7 @@ def test_what_is_claimed() -> None:
     ],
 )
 def test_spellings_that_ptx_does_not_have_are_refused_where_they_are_reached(opcode: str) -> None:
-    text = module_text_of([Entry(floating("f32", "f16", "f16", 16, 8))])
+    text = module_text_of([InstructionKernel(floating("f32", "f16", "f16", 16, 8))])
     text = text.replace(floating("f32", "f16", "f16", 16, 8), f"{MNEMONIC}.{opcode}")
     image, words = np.zeros(IMAGE_BYTES, np.uint8), np.zeros(1 << 14, np.uint32)
     with pytest.raises(ptx.UnknownOpcode, match=f"unknown opcode {MNEMONIC}.{opcode}"):
@@ -255,7 +265,7 @@ def test_spellings_that_ptx_does_not_have_are_refused_where_they_are_reached(opc
 @pytest.mark.parametrize("n", ANY_N)
 def test_every_n_is_spelled(n: int) -> None:
     for kind in FLOATING:
-        form = Entry(floating(*kind, n)).form
+        form = InstructionKernel(floating(*kind, n)).form
         assert (form.n, form.k, form.accumulators) == (n, kind[3], n // (4 if kind[0] == "f16" else 2))
     from refmoe.ptx.text.wgmma import form_of
 
@@ -265,7 +275,7 @@ def test_every_n_is_spelled(n: int) -> None:
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_100a", "sm_120a"])
 def test_other_targets_have_no_wgmma(target: str) -> None:
-    text = module_text_of([Entry(floating("f32", "f16", "f16", 16, 8))]).replace("sm_90a", target)
+    text = module_text_of([InstructionKernel(floating("f32", "f16", "f16", 16, 8))]).replace("sm_90a", target)
     image, words = np.zeros(IMAGE_BYTES, np.uint8), np.zeros(1 << 14, np.uint32)
     with pytest.raises(ptx.UnknownOpcode, match=f"wgmma is of sm_90a alone, not of {target}"):
         ptx.launch(ptx.Module.parse(text), "w0", (1, 1, 1), (128, 1, 1), [image, words, words, words.copy()])
@@ -283,7 +293,7 @@ def test_other_targets_have_no_wgmma(target: str) -> None:
     ],
 )
 def test_operands_that_do_not_fit_are_refused(change: tuple[str, str], message: str) -> None:
-    text = module_text_of([Entry(floating("f32", "f16", "f16", 16, 8))])
+    text = module_text_of([InstructionKernel(floating("f32", "f16", "f16", 16, 8))])
     assert text.count(change[0]) == 1
     with pytest.raises(ptx.UnknownOpcode, match=message):
         ptx.Module.parse(text.replace(*change)).compile("w0")
@@ -327,7 +337,10 @@ def marks(sums: np.ndarray, n: int) -> np.ndarray:
 @pytest.mark.parametrize("across", [False, True], ids=["along", "across"])
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 def test_where_a_lies(swizzle: int, across: bool) -> None:
-    entry, rng = Entry(floating("f32", "f16", "f16", 16, 16), a_across=across), np.random.default_rng(swizzle)
+    entry, rng = (
+        InstructionKernel(floating("f32", "f16", "f16", 16, 16), a_across=across),
+        np.random.default_rng(swizzle),
+    )
     places, image = descriptors(rng, 12, swizzle), marked_image()
     ones = [descriptor(ONES, 128, 256, 0)] * len(places)
     result = run(entry, image, places, ones, np.zeros((12, 4, 128)), np.zeros((12, 8, 128)), [0] * 12)
@@ -340,7 +353,7 @@ def test_where_a_lies(swizzle: int, across: bool) -> None:
 @pytest.mark.parametrize("across", [False, True], ids=["along", "across"])
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 def test_where_b_lies(swizzle: int, across: bool) -> None:
-    entry = Entry(floating("f32", "f16", "f16", 16, 64), held=True, b_across=across)
+    entry = InstructionKernel(floating("f32", "f16", "f16", 16, 64), held=True, b_across=across)
     places, image = descriptors(np.random.default_rng(swizzle + 1), 12, swizzle), marked_image()
     ones = np.zeros((64, 16), np.float16)
     ones[:16] = EYE
@@ -366,10 +379,10 @@ SPARSE_TYPES = [
 ]
 
 
-def sparse(kind: tuple[str, str, str, int], n: int, **options: object) -> Entry:
+def sparse(kind: tuple[str, str, str, int], n: int, **options: object) -> InstructionKernel:
     d, a, b, k = kind
     saturates, d = (".satfinite", "s32") if d.startswith(".") else ("", d)
-    return Entry(f"{SPARSE}.m64n{n}k{k}{saturates}.{d}.{a}.{b}", **options)  # type: ignore[arg-type]
+    return InstructionKernel(f"{SPARSE}.m64n{n}k{k}{saturates}.{d}.{a}.{b}", **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("a", "b"), [(a, b) for a in BYTES for b in BYTES])
@@ -381,7 +394,7 @@ def test_sparse_products_that_saturate_are_refused(a: str, b: str) -> None:
     assert form_of(f"{SPARSE}.m64n8k64.satfinite.s32.{a}.{b}") is None
 
 
-def check_sparse(kind: tuple[str, str, str, int], entry: Entry, seed: int, wild: bool = False) -> None:
+def check_sparse(kind: tuple[str, str, str, int], entry: InstructionKernel, seed: int, wild: bool = False) -> None:
     """One case: each product is of a stored element and of the one of B that its metadata name."""
     form, rng, n = entry.form, np.random.default_rng(seed), entry.form.n
     width = SIZES[form.a]
@@ -405,7 +418,7 @@ def check_sparse(kind: tuple[str, str, str, int], entry: Entry, seed: int, wild:
     read = specification.stored_columns if entry.b_across else specification.stored_rows
     columns = read(image, b, n, form.k if entry.b_across else 64).view(f"u{width}")
     before, after = (specification.d_matrix(each, n, form.d == "f16") for each in (sums, result))
-    dense = Entry(f"{MNEMONIC}.m64n{n}k{form.k // 2}{entry.opcode.split(f'k{form.k}')[1]}")
+    dense = InstructionKernel(f"{MNEMONIC}.m64n{n}k{form.k // 2}{entry.opcode.split(f'k{form.k}')[1]}")
     for row, column in [divmod(int(each), n) for each in rng.choice(64 * n, 150, replace=False)]:
         named = specification.sparse_places(metadata, row, width, entry.selector)
         beside = np.ascontiguousarray(columns[column][named])[None].view(np.uint8)
@@ -470,7 +483,7 @@ def test_where_b_of_sparse_products_lies(swizzle: int) -> None:
 
 
 def test_chunks_beyond_shared_memory_are_faults() -> None:
-    entry = Entry(floating("f32", "f16", "f16", 16, 8))
+    entry = InstructionKernel(floating("f32", "f16", "f16", 16, 8))
     image = np.zeros(IMAGE_BYTES, np.uint8)
     with pytest.raises(ptx.MemoryFault, match="out of bounds"):
         run(entry, image, [descriptor(0, 128, 256, 0)], [descriptor(IMAGE_BYTES - 128, 128, 256, 0)],
@@ -480,7 +493,7 @@ def test_chunks_beyond_shared_memory_are_faults() -> None:
 def test_a_module_with_every_option_of_one_type() -> None:
     # Kernels of one module do not share what they are compiled to.
     kinds = [
-        replace(Entry(floating("f32", "f16", "f16", 16, 8)), a_sign=sign, a_across=on)
+        replace(InstructionKernel(floating("f32", "f16", "f16", 16, 8)), a_sign=sign, a_across=on)
         for sign in (1, -1)
         for on in (False, True)
     ]

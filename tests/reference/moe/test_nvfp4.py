@@ -16,7 +16,7 @@ from refmoe.reference import MoELayer, MXTensor, moe_float64, moe_layer, quantiz
 from refmoe.reference.mma import Evidence
 from refmoe.reference.scalar.arithmetic import divide, multiply
 from refmoe.reference.scalar.gemm import Row
-from refmoe.reference.scalar.moe import NVFP4Expert, moe_token_nvfp4
+from refmoe.reference.scalar.moe import ScalarNVFP4Expert, moe_token_nvfp4
 from refmoe.reference.scalar.nvfp4_gemm import Grouped
 from refmoe.reference.tensor import INPUT_SCALE, NVFP4Experts, experts_as_nvfp4
 
@@ -67,7 +67,7 @@ def test_equals_the_specification(own: bool, variant: str) -> None:
     gate_up, down = (experts_as_nvfp4(weights, everyone) for weights in (layer.gate_up, layer.down))
     routing = found.stages["routing"]
     chosen = [
-        NVFP4Expert(
+        ScalarNVFP4Expert(
             *(rows_of(gate_up, e), *factors(gate_up, e), bits(layer.gate_up_bias[e])),
             *(rows_of(down, e), *factors(down, e), bits(layer.down_bias[e])),
         )

@@ -16,7 +16,7 @@ from refmoe.reference import quantize, quantize_mxfp4, unpack_fp4
 from refmoe.reference.scalar import decode, encode, quantize_block, scale_byte
 from refmoe.reference.scalar.gguf import float32_log2, quantize_block_gguf
 
-FAST_GGUF = sys.modules["refmoe.reference.gguf"]
+FAST_GGUF = sys.modules["refmoe.reference.gguf.mxfp4"]
 MODES = list(ScaleMode)
 EDGES = [edge for edge, formats in EDGE_FORMATS.items() if "mxfp4" in formats]
 FP4_POLICIES = [name for name, policy in POLICIES.items() if "mxfp4" in policy.formats]

@@ -27,7 +27,7 @@ def known(candidates: Sequence[str]) -> list[str]:
     for opcode in candidates:
         try:
             isa.resolve(opcode)
-        except isa.UnknownOpcode:
+        except isa.NoSuchInstruction:
             continue
         found.append(opcode)
     return found

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.engine.access import Access, tell_watch
 from refmoe.ptx.engine.bulk import races
 from refmoe.ptx.engine.bulk.map_reads import MapRead, MapReads, reads_of
 from refmoe.ptx.engine.bulk.races import BulkShadow
@@ -28,6 +27,7 @@ from refmoe.ptx.engine.bulk.reduce import Reduction
 from refmoe.ptx.engine.copies import split
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.loads_and_stores import Access, tell_watch
 from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.pages import POISON

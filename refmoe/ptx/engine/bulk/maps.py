@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.engine.access import Access, Store
 from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.loads_and_stores import Access, Store
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import GRID, STEP_SHIFT

@@ -1,8 +1,8 @@
 """Who looks at the accesses of one region once more, so that a race can name the instruction of its earlier access.
 
 Records of accesses have a step and a thread, and no instruction. Launches are deterministic: one that ended with a race
-is run again with a `Witness`, which takes down every access of that region. It also goes on behind the race, and counts
-the bytes and threads that the same two instructions hit.
+is run again with a `RaceWitness`, which takes down every access of that region. It also goes on behind the race, and
+counts the bytes and threads that the same two instructions hit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RacingPair:
     more: bool = False
 
 
-class Witness:
+class RaceWitness:
     """What happens to some regions.
 
     Args:

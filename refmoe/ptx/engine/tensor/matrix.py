@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.engine.access import Access, Store
 from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.loads_and_stores import Access, Store
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import WarpError
 from refmoe.ptx.text.syntax import Instruction

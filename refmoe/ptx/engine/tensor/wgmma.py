@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.engine.access import Access
 from refmoe.ptx.engine.bulk.copies import Bulk
 from refmoe.ptx.engine.bulk.races import BulkShadow
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.tensor.descriptor import CHUNK, chunks
 from refmoe.ptx.engine.tensor.sparse import metadata_of, multiply_sparse, ordered_places
 from refmoe.ptx.engine.tensor.sums import Sums

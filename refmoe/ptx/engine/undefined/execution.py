@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from refmoe.ptx import isa
-from refmoe.ptx.engine.access import Access, _turns
 from refmoe.ptx.engine.code import Code
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.loads_and_stores import Access, _turns
 from refmoe.ptx.engine.undefined import warps
 from refmoe.ptx.engine.undefined.origins import Origins, Stored
 from refmoe.ptx.engine.undefined.rules import everything, kinds_of, sum_mask, undefined_results, upward
@@ -30,7 +30,8 @@ from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.program.registers import CARRY, destinations_and_sources, results_and_uses
 from refmoe.ptx.program.unwritten import instructions_of, uses_of
 from refmoe.ptx.state.memory import Region
-from refmoe.ptx.state.specials import CLOCKS
+from refmoe.ptx.state.special_registers import CLOCKS
+from refmoe.ptx.text.literals import BITS, literal_bits
 from refmoe.ptx.text.memory_ops import memory_opcode
 from refmoe.ptx.text.syntax import (
     Address,
@@ -45,7 +46,6 @@ from refmoe.ptx.text.syntax import (
     Special,
     Vector,
 )
-from refmoe.ptx.text.values import BITS, literal_bits
 
 Array = Any
 # What computes a register and does nothing else.
@@ -294,7 +294,7 @@ class Execution:
         first = instruction.operands[0]
         try:
             operation = isa.resolve(instruction.opcode, 2 if isinstance(first, Pair) else 1, len(sources))
-        except isa.UnknownOpcode:
+        except isa.NoSuchInstruction:
             self._mixed(instruction)
             return
         kinds = [*operation.sources]

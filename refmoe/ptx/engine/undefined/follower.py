@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.engine.access import Access
 from refmoe.ptx.engine.code import Code
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.native_state import NativeState
 from refmoe.ptx.engine.undefined import memory
 from refmoe.ptx.engine.undefined.execution import Execution

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.engine.access import Access
 from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.text.syntax import Instruction
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from refmoe.ptx.engine.undefined.rules import everything
 from refmoe.ptx.isa import DTYPES
-from refmoe.ptx.text.values import BITS, widener
+from refmoe.ptx.text.literals import BITS, widener
 
 Array = Any
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import Kernel, LaunchPlan
+from refmoe.cuda.launch import Entry, LaunchPlan
 from refmoe.errors import ArgumentError, describe
 
 __all__ = ["toy"]
@@ -26,6 +26,6 @@ def toy(x: NDArray[np.float32], *, device: Device, sign: str = "plus", fill: int
     out = device.output("out", (rows, 4 * width), fill)
     if rows:
         grid = min(-(-rows * width // _THREADS), device.multiprocessors)
-        kernel = Kernel("toy", f"refmoe_toy_{sign}")
+        kernel = Entry("toy", f"refmoe_toy_{sign}")
         device.launch(LaunchPlan(kernel, grid, _THREADS, (device.upload("x", x), out, rows * width)))
     return device.download(out).view(np.float32)

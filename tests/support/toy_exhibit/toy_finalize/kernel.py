@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.cuda.launch import Kernel as Entry
-from refmoe.cuda.launch import LaunchPlan
+from refmoe.cuda.launch import Entry, LaunchPlan
 from refmoe.families.case import Shape
 from refmoe.families.family import Case, Expectation, Inputs, Outputs
 from refmoe.families.finalize import FINALIZE

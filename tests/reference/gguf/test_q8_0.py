@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from refmoe.errors import ArgumentError
-from refmoe.reference.q8_0 import BLOCK_DTYPE, Q8_0Tensor
+from refmoe.reference.gguf.q8_0 import BLOCK_DTYPE, Q8_0Tensor
 from refmoe.reference.scalar.q8_0 import dequantize_block
 
 

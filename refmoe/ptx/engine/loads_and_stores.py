@@ -578,12 +578,12 @@ def atomic(instruction: Instruction, opcode: MemoryOpcode, bounds: Bounds | None
     """The access of an `atom` or `red`.
 
     Raises:
-        isa.UnknownOpcode: the operation does not exist for the type.
+        isa.NoSuchInstruction: the operation does not exist for the type.
     """
     assert opcode.operation is not None
     operation, kind = opcode.operation, opcode.type
     if operation in ("min", "max") and kind == "f32":
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoSuchInstruction(instruction.opcode)
     # PTX ISA, "atom": on global memory atom.add.f32 flushes subnormal inputs and results, on shared it does not.
     flush = (operation, kind) == ("add", "f32")
     return Atomic(

@@ -40,7 +40,7 @@ from refmoe.litmus.program import (
 )
 from refmoe.litmus.verdict import ModelVerdict
 
-DATA = Path(__file__).parent.parent / "data" / "litmus"
+DATA = Path(__file__).parents[2] / "data" / "litmus"
 
 
 def entries(name: str, lines: int) -> list[tuple[str, tuple[str, ...], str]]:

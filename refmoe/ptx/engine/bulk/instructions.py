@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.engine.access import Access, Store
 from refmoe.ptx.engine.bulk.boxes import SHARED_ALIGN, Box, box_of, check_store, words
 from refmoe.ptx.engine.bulk.columns import Column, column_of, column_words
 from refmoe.ptx.engine.bulk.copies import Bulk, BulkLoads, BulkStores, Cut
@@ -16,6 +15,7 @@ from refmoe.ptx.engine.bulk.map_reads import MapRead, reads_of
 from refmoe.ptx.engine.bulk.maps import MapUse
 from refmoe.ptx.engine.bulk.reduce import Reduction
 from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.loads_and_stores import Access, Store
 from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.state.spaces import RANK_SHIFT, WINDOW_BITS
 from refmoe.ptx.state.tensormap import TensorMap

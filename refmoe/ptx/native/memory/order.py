@@ -1,148 +1,40 @@
-"""Loads and stores of one warp as native code, with every check that finds nothing.
-
-A function does an access only if all of it is in order: addresses inside one buffer each, aligned, initialised, and
-ordered after whatever touched the bytes before. Otherwise it returns 1 and the warp does the whole access in Python, by
-`refmoe.ptx.engine.access`, which knows what to report. What is left behind then is what that access writes again.
-
-The race rules are those of `refmoe.ptx.engine.races`, whose records these functions read and write.
-"""
+"""What orders an access before those that touched its bytes, by the records of `refmoe.ptx.engine.races`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from llvmlite import ir
 
-from refmoe.native.compiler import Native
 from refmoe.native.expressions import I32, I64, Code
-from refmoe.ptx.native.consecutive import Consecutive, Reads
+from refmoe.ptx.native.consecutive import Reads
 from refmoe.ptx.native.context import (
-    FIRST_BUFFER_ROW,
-    LOCAL_ROW,
-    ROW_BYTES,
-    SHARED_ROW,
     Context,
     Row,
 )
-from refmoe.ptx.native.order import displaced, is_ordered, merged
-from refmoe.ptx.native.pages import keep, refine
-from refmoe.ptx.native.rows import FORMS, RowLoads
+from refmoe.ptx.native.memory.lanes import AccessLanes, lowest
 from refmoe.ptx.native.scalar import (
     POINTER,
     WARP_MASK,
     WORD,
-    at,
-    call_pointer,
     column_bit,
     counted,
     field,
     leave_if,
-    room,
     word,
 )
-from refmoe.ptx.ops.lanes import LANES, LaneBuilder, Value, vector
+from refmoe.ptx.ops.lanes import LANES, Value, vector
 from refmoe.ptx.state import records
-from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT, POISON
-from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS
+from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT
 
 # The bits of records, as Python integers.
 _THREAD, _LANE, _SEVERAL = int(records.THREAD), int(records.LANE), int(records.SEVERAL)
 _APART, _STEP_SHIFT = int(records.ASYNCHRONOUS | records.BULK | records.SEVERAL), records.STEP_SHIFT
 _LANES_OF_A_WARP = int(records.Several.LANES) << records.SEVERAL_SHIFT
 _LINE_SHIFT = 7
-_POINTERS = ir.VectorType(POINTER, LANES)
-_BOOL = ir.IntType(1)
-# (context, warp, mask, addresses, values) -> 0, or 1 where Python must do it.
-SIGNATURE = ir.FunctionType(WARP_MASK, [POINTER, WORD, WARP_MASK, POINTER, POINTER])
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A function for one kind of access.
-
-    Attributes:
-        stores: else it loads.
-        size: bytes of an element: 1, 2, 4 or 8.
-        count: elements.
-        space: `"shared" "local" "generic"`; all buffers are "generic", their addresses tell them apart.
-        coherent: False for `ld.global.nc`, which must not read what the grid writes.
-    """
-
-    stores: bool
-    size: int
-    count: int
-    space: str
-    coherent: bool = True
-
-    @property
-    def width(self) -> int:
-        """Bytes."""
-        return self.size * self.count
-
-    @property
-    def name(self) -> str:
-        """Of the function."""
-        verb = "store" if self.stores else "load" if self.coherent else "load_nc"
-        return f"{verb}_{self.space}_{self.count}x{self.size}"
-
-    @property
-    def address(self) -> int:
-        """Of the function, which lives as long as the process."""
-        return _compiled(self).address(self.name)
-
-
-@cache
-def _compiled(variant: Variant) -> Native:
-    return Native.of(lambda: _text(variant), "memory", variant.name, level=2)
-
-
-def _text(variant: Variant) -> str:
-    module = ir.Module()
-    one = is_ordered(module)
-    rules = Rules(_ordered(module, one), _displace(module, displaced(module, one, merged(module))))
-    pages = refine(module, variant.width), keep(module)
-    built = ir.Function(module, SIGNATURE, variant.name)
-    if variant.space == "local":
-        # Neighbouring lanes have different bytes of it.
-        AccessBody(variant, built, rules, *pages).build()
-        return str(module)
-    anywhere = ir.Function(module, SIGNATURE, "anywhere")
-    anywhere.linkage = "internal"
-    # The short way has few registers to save, and nothing to prepare.
-    anywhere.attributes.add("noinline")
-    AccessBody(variant, anywhere, rules, *pages).build()
-    if not variant.stores and variant.coherent:
-        for number, form in enumerate(FORMS.get((variant.size, variant.count), ())):
-            rows = ir.Function(module, SIGNATURE, f"rows_{number}")
-            rows.linkage = "internal"
-            rows.attributes.add("noinline")
-            RowLoads(AccessBody(variant, rows, rules, *pages), *form).build(anywhere)
-            anywhere = rows
-    Consecutive(AccessBody(variant, built, rules, *pages)).build(anywhere)
-    return str(module)
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Functions of the module that say what orders accesses.
-
-    Attributes:
-        ordered: see `_ordered`.
-        displace: see `_displace`.
-    """
-
-    ordered: Any
-    displace: Any
-
-
-def _lane(build: Any, mask: Value) -> Value:
-    """The lowest lane of a mask of 32 bits that is not 0."""
-    return build.cttz(mask, ir.Constant(_BOOL, 1))
-
-
-def _ordered(module: Any, one: Any) -> Any:
+def ordering(module: Any, one: Any) -> Any:
     """`ordered(context, warp, lanes, records) -> lanes` that are not ordered: `is_ordered`, one after another."""
     code = Code(module, "ordered", [POINTER, I64, I32, POINTER], inner=True, result=I32)
     context, warp, lanes, held = code.arguments
@@ -157,7 +49,7 @@ def _ordered(module: Any, one: Any) -> Any:
     return code.function
 
 
-def _displace(module: Any, one: Any) -> Any:
+def displacing(module: Any, one: Any) -> Any:
     """`displace(context, warp, lanes, others, previous)`: `displaced`, one after another, into `others`."""
     code = Code(module, "displace", [POINTER, I64, I32, POINTER, POINTER], inner=True)
     context, warp, lanes, others, previous = code.arguments
@@ -171,286 +63,15 @@ def _displace(module: Any, one: Any) -> Any:
     return code.function
 
 
-def call_slow(build: Any, context: Value, arguments: list[Value]) -> Value:
-    """Call Python: (site, warp, mask, addresses, values) -> 0, or 1 if it raised."""
-    slow = build.inttoptr(field(build, context, Context.SLOW), POINTER)
-    signature = ir.FunctionType(WARP_MASK, [WORD, WORD, WARP_MASK, POINTER, POINTER])
-    return call_pointer(build, slow, signature, arguments)
-
-
-def access_function(module: Any) -> Any:
-    """`access(context, warp, mask, addresses, values, site, native)`: by that function or by Python; 1 if it raised."""
-    function = ir.Function(module, ir.FunctionType(WARP_MASK, [*SIGNATURE.args, WORD, POINTER]), "access")
-    function.linkage = "internal"
-    function.attributes.add("noinline")
-    context, warp, bits, places, values, site, native = function.args
-    build = ir.IRBuilder(function.append_basic_block())
-    zero = ir.Constant(WARP_MASK, 0)
-    with build.if_then(build.icmp_unsigned("==", bits, zero)):
-        build.ret(zero)
-    status = call_pointer(build, native, SIGNATURE, [context, warp, bits, places, values])
-    with build.if_then(build.icmp_unsigned("==", status, zero), likely=True):
-        build.ret(zero)
-    build.ret(call_slow(build, context, [site, warp, bits, places, values]))
-    return function
-
-
-class AccessBody:
-    """The body of one variant. Values of all lanes are vectors; `here` is the mask of the lanes of one region."""
-
-    def __init__(self, variant: Variant, function: Any, rules: Rules, refine: Any, keep: Any) -> None:
-        self.variant = variant
-        self.rules, self.refine, self.keep = rules, refine, keep
-        self.context, self.warp, self.mask, self.addresses, self.values = function.args
-        self.function = function
-        build = self.build_ = ir.IRBuilder(function.append_basic_block("entry"))
-        self.lanes = LaneBuilder(function.module, build, build.bitcast(self.mask, vector(1)))
-        self.records, self.others, self.state = room(build, vector(64)), room(build, vector(64)), room(build, WORD)
-
-    def build(self) -> None:
-        """Region after region, until all lanes are served."""
-        build, lanes, variant = self.build_, self.lanes, self.variant
-        address = build.load(self.addresses, typ=vector(64), align=32)
-        if not variant.stores:
-            for element in range(variant.count):
-                build.store(lanes.constant(0, variant.size * 8), self.element(element), align=32)
-        loop, done = (self.function.append_basic_block(name) for name in ("region", "done"))
-        before = build.block
-        build.branch(loop)
-        build.position_at_end(loop)
-        left = build.phi(WARP_MASK)
-        left.add_incoming(self.mask, before)
-        row = self.row(build.extract_element(address, _lane(build, left)))
-        here = self._inside(row, address, left)
-        self._access(row, build.sub(address, self.splat(self.base(row))), here)
-        rest = build.and_(left, build.not_(build.bitcast(here, WARP_MASK)))
-        left.add_incoming(rest, build.block)
-        build.cbranch(build.icmp_unsigned("!=", rest, ir.Constant(WARP_MASK, 0)), loop, done)
-        build.position_at_end(done)
-        self.finish()
-
-    def finish(self) -> None:
-        """Return, after an access."""
-        build = self.build_
-        if self.variant.stores:
-            build.store(word(1), at(build, self.context, Context.CHANGED * 8))
-        build.ret(ir.Constant(WARP_MASK, 0))
-
-    # Vectors
-
-    def splat(self, value: Value) -> Value:
-        """A scalar of 64 bits in every lane."""
-        build = self.build_
-        one = build.insert_element(ir.Constant(vector(64), ir.Undefined), value, ir.Constant(WARP_MASK, 0))
-        return build.shuffle_vector(one, ir.Constant(vector(64), ir.Undefined), ir.Constant(vector(32), [0] * LANES))
-
-    def any(self, lanes: Value) -> Value:
-        """Whether a condition holds in some lane."""
-        return self.build_.icmp_unsigned("!=", self.build_.bitcast(lanes, WARP_MASK), ir.Constant(WARP_MASK, 0))
-
-    def _pointers(self, base: Value, offset: Value) -> Value:
-        """Addresses of all lanes."""
-        return self.build_.inttoptr(self.build_.add(self.splat(base), offset), _POINTERS)
-
-    def _gather(self, base: Value, offset: Value, bits: int, here: Value, otherwise: int = 0) -> Value:
-        """What lies `offset` [lanes] bytes behind the address `base`, `otherwise` in the other lanes."""
-        kind = vector(bits)
-        name = f"llvm.masked.gather.v{LANES}i{bits}.v{LANES}p0"
-        function = self.function.module.globals.get(name)
-        if function is None:
-            signature = ir.FunctionType(kind, [_POINTERS, WARP_MASK, vector(1), kind])
-            function = ir.Function(self.function.module, signature, name)
-        arguments = [
-            self._pointers(base, offset),
-            ir.Constant(WARP_MASK, bits // 8),
-            here,
-            self.lanes.constant(otherwise, bits),
-        ]
-        return self.build_.call(function, arguments)
-
-    def _scatter(self, base: Value, offset: Value, value: Value, here: Value) -> None:
-        bits = value.type.element.width
-        name = f"llvm.masked.scatter.v{LANES}i{bits}.v{LANES}p0"
-        function = self.function.module.globals.get(name)
-        if function is None:
-            signature = ir.FunctionType(ir.VoidType(), [vector(bits), _POINTERS, WARP_MASK, vector(1)])
-            function = ir.Function(self.function.module, signature, name)
-        self.build_.call(function, [value, self._pointers(base, offset), ir.Constant(WARP_MASK, bits // 8), here])
-
-    def element(self, number: int) -> Value:
-        """Where the values of an element lie, one for each lane."""
-        return at(self.build_, self.values, number * LANES * self.variant.size)
-
-    # Where
-
-    def row(self, address: Value) -> Value:
-        """The row of the region that an address lies in."""
-        build = self.build_
-        regions = build.inttoptr(field(build, self.context, Context.REGIONS), POINTER)
-        if self.variant.space != "generic":
-            return at(build, regions, {"shared": SHARED_ROW, "local": LOCAL_ROW}[self.variant.space] * ROW_BYTES)
-        number = build.add(build.lshr(address, word(WINDOW_BITS)), word(FIRST_BUFFER_ROW - 1))
-        top = build.lshr(address, word(56))
-        number = build.select(build.icmp_unsigned("==", top, word(SHARED_WINDOW >> 56)), word(SHARED_ROW), number)
-        number = build.select(build.icmp_unsigned("==", top, word(LOCAL_WINDOW >> 56)), word(LOCAL_ROW), number)
-        low = build.icmp_unsigned("<", address, word(1 << WINDOW_BITS))
-        beyond = build.icmp_unsigned(">=", number, field(build, self.context, Context.REGION_COUNT))
-        leave_if(build, build.or_(low, beyond), 1)
-        return at(build, regions, build.mul(number, word(ROW_BYTES)))
-
-    def base(self, row: Value) -> Value:
-        """The address of a region's first byte in the space of the access."""
-        return word(OWN_BASE) if self.variant.space != "generic" else field(self.build_, row, Row.BASE)
-
-    def _inside(self, row: Value, address: Value, left: Value) -> Value:
-        """The lanes of `left` whose access lies in this region; leaves if there is none, or one is misaligned."""
-        build, width = self.build_, self.variant.width
-        size = field(build, row, Row.SIZE)
-        leave_if(build, build.icmp_unsigned("<", size, word(width)), 1)
-        offset = build.sub(address, self.splat(self.base(row)))
-        fits = build.icmp_unsigned("<=", offset, self.splat(build.sub(size, word(width))))
-        here = build.and_(fits, build.bitcast(left, vector(1)))
-        wrong = build.not_(self.any(here))
-        if width > 1:
-            low = build.and_(offset, self.lanes.constant(width - 1, 64))
-            crooked = build.icmp_unsigned("!=", low, self.lanes.constant(0, 64))
-            wrong = build.or_(wrong, self.any(build.and_(crooked, here)))
-        leave_if(build, wrong, 1)
-        return here
-
-    def _index(self, row: Value, offset: Value) -> Value:
-        """Bytes into the data of a region: those of all CTAs, or of all lanes, lie one behind the other."""
-        build = self.build_
-        if self.variant.space == "shared":
-            return build.add(offset, self.splat(self.of_cta(row)))
-        own = build.mul(self._threads(word(0)), self.splat(field(build, row, Row.STRIDE)))
-        if self.variant.space == "local":
-            return build.add(offset, own)
-        return build.add(build.add(offset, own), self.splat(self.of_cta(row)))
-
-    def of_cta(self, row: Value) -> Value:
-        """Where the CTA's shared memory begins in the data, if that is what the row is of; else 0."""
-        build = self.build_
-        shared = build.inttoptr(field(build, self.context, Context.SHARED_OFFSET), POINTER)
-        begin = build.load(build.gep(shared, [self.warp], source_etype=WORD), typ=WORD)
-        if self.variant.space == "shared":
-            return begin
-        regions = field(build, self.context, Context.REGIONS)
-        is_shared = build.icmp_unsigned(
-            "==", build.ptrtoint(row, WORD), build.add(regions, word(SHARED_ROW * ROW_BYTES))
-        )
-        return build.select(is_shared, begin, word(0))
-
-    def _threads(self, first: Value) -> Value:
-        """`first` plus the lane number among all lanes of the machine."""
-        build = self.build_
-        lane = ir.Constant(vector(64), list(range(LANES)))
-        return build.add(self.splat(build.add(first, build.mul(self.warp, word(LANES)))), lane)
-
-    # The access
-
-    def _access(self, row: Value, offset: Value, here: Value) -> None:
-        build, variant = self.build_, self.variant
-        index = self._index(row, offset)
-        if variant.stores:
-            leave_if(build, build.icmp_unsigned("==", field(build, row, Row.WRITABLE), word(0)), 1)
-        if not variant.stores:
-            self._check_written(row, index, here)
-        watched = build.icmp_unsigned("!=", field(build, row, Row.WRITES), word(0))
-        with build.if_then(watched):
-            (self._order_store if variant.stores else self._order_load)(row, index, here)
-        if variant.stores:
-            self._keep_pages(row, index, here)
-        data = field(build, row, Row.DATA)
-        bits = variant.size * 8
-        for element in range(variant.count):
-            place = build.add(index, self.lanes.constant(element * variant.size, 64))
-            at_ = self.element(element)
-            if variant.stores:
-                self._scatter(data, place, build.load(at_, typ=vector(bits), align=32), here)
-            else:
-                old = build.load(at_, typ=vector(bits), align=32)
-                build.store(build.select(here, self._gather(data, place, bits, here), old), at_, align=32)
-        if variant.stores:
-            self._mark_written(row, index, here)
-            self._check_kept(data, index, here, watched)
-        elif variant.space == "generic":
-            self._poison_unwritten(row, index, here)
-
-    def _poison_unwritten(self, row: Value, index: Value, here: Value) -> None:
-        build, bits = self.build_, self.variant.size * 8
-        valid = field(build, row, Row.POISONED)
-        poison = self.lanes.constant(int.from_bytes(bytes([POISON]) * self.variant.size, "little"), bits)
-        with build.if_then(build.icmp_unsigned("!=", valid, word(0))):
-            for element in range(self.variant.count):
-                at_ = self.element(element)
-                place = build.add(index, self.lanes.constant(element * self.variant.size, 64))
-                # The other lanes may have values of another region.
-                written = self._gather(valid, place, bits, here, otherwise=-1)
-                found = build.and_(build.load(at_, typ=vector(bits), align=32), written)
-                build.store(build.or_(found, build.and_(poison, build.not_(written))), at_, align=32)
-
-    def _keep_pages(self, row: Value, index: Value, here: Value) -> None:
-        """Keep the bytes of pages that a store is the first to write."""
-        build, lanes = self.build_, self.lanes
-        kept = field(build, row, Row.KEPT)
-        with build.if_then(build.icmp_unsigned("!=", kept, word(0))):
-            page = build.lshr(index, lanes.constant(PAGE_SHIFT, 64))
-            held = self._gather(kept, build.shl(page, lanes.constant(3, 64)), 64, here, otherwise=1)
-            self._each_page(row, page, build.icmp_unsigned("==", held, lanes.constant(0, 64)), self.keep)
-
-    def _each_page(self, row: Value, page: Value, wanted: Value, function: Any) -> None:
-        """Call `function(row, page)` for the lanes `wanted`, if there are any."""
-        build = self.build_
-        before = build.bitcast(wanted, WARP_MASK)
-        with build.if_then(build.icmp_unsigned("!=", before, ir.Constant(WARP_MASK, 0)), likely=False):
-            above, loop, after = build.block, build.append_basic_block(), build.append_basic_block()
-            build.branch(loop)
-            build.position_at_end(loop)
-            left = build.phi(WARP_MASK)
-            left.add_incoming(before, above)
-            build.call(function, [row, build.extract_element(page, _lane(build, left))])
-            rest = build.and_(left, build.sub(left, ir.Constant(WARP_MASK, 1)))
-            left.add_incoming(rest, loop)
-            build.cbranch(build.icmp_unsigned("!=", rest, ir.Constant(WARP_MASK, 0)), loop, after)
-            build.position_at_end(after)
-
-    def _check_written(self, row: Value, index: Value, here: Value) -> None:
-        build, bits = self.build_, self.variant.size * 8
-        valid = field(build, row, Row.VALID)
-        wanted = build.icmp_unsigned("!=", field(build, self.context, Context.REFUSE_UNWRITTEN), word(0))
-        with build.if_then(build.and_(wanted, build.icmp_unsigned("!=", valid, word(0)))):
-            for element in range(self.variant.count):
-                place = build.add(index, self.lanes.constant(element * self.variant.size, 64))
-                held = self._gather(valid, place, bits, here, otherwise=-1)
-                leave_if(build, self.any(build.icmp_unsigned("!=", held, self.lanes.constant(-1, bits))), 1)
-
-    def _mark_written(self, row: Value, index: Value, here: Value) -> None:
-        build, bits = self.build_, self.variant.size * 8
-        valid = field(build, row, Row.VALID)
-        with build.if_then(build.icmp_unsigned("!=", valid, word(0))):
-            for element in range(self.variant.count):
-                place = build.add(index, self.lanes.constant(element * self.variant.size, 64))
-                self._scatter(valid, place, self.lanes.constant(-1, bits), here)
-
-    def _check_kept(self, data: Value, index: Value, here: Value, watched: Value) -> None:
-        """Lanes that met at one place must have written the same there."""
-        build, bits = self.build_, self.variant.size * 8
-        with build.if_then(watched):
-            for element in range(self.variant.count):
-                place = build.add(index, self.lanes.constant(element * self.variant.size, 64))
-                mine = build.load(self.element(element), typ=vector(bits), align=32)
-                differs = build.icmp_unsigned("!=", self._gather(data, place, bits, here), mine)
-                leave_if(build, self.any(build.and_(differs, here)), 1)
-
-    # Races
+class OrderedLanes(AccessLanes):
+    """Lanes whose accesses are held against the records of their granules, which they then change."""
 
     def _granules(self, row: Value, index: Value, here: Value) -> tuple[Value, Value, Value]:
         """(slot of the first granule of each lane, how many each access has, and most of all), see `Granules`."""
         build, lanes, own = self.build_, self.lanes, self.variant.width.bit_length()
         states = field(build, row, Row.PAGE_STATES)
         page = build.lshr(index, lanes.constant(PAGE_SHIFT, 64))
-        first = build.extract_element(page, _lane(build, build.bitcast(here, WARP_MASK)))
+        first = build.extract_element(page, lowest(build, build.bitcast(here, WARP_MASK)))
         elsewhere = self.any(build.and_(build.icmp_unsigned("!=", page, self.splat(first)), here))
         with build.if_else(elsewhere, likely=False) as (several, one):
             with several:

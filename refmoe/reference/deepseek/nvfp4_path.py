@@ -25,7 +25,7 @@ from refmoe.formats import NVFP4
 from refmoe.reference import fp32
 from refmoe.reference.activation import swiglu
 from refmoe.reference.backends import BACKENDS
-from refmoe.reference.deepseek import steps
+from refmoe.reference.deepseek import fp8_path
 from refmoe.reference.deepseek.finalize import finalize_shared
 from refmoe.reference.deepseek.layer import DeepSeekRules
 from refmoe.reference.deepseek.nvfp4_layer import BF16Expert, DeepSeekNVFP4Layer, NVFP4Expert
@@ -84,7 +84,7 @@ def check_rules(rules: DeepSeekRules) -> None:
 def route(run: DeepSeekNVFP4Run) -> Arrays:
     """Ids and weights, given or computed, and where each choice's row goes."""
     # It reads only what both kinds of layers have.
-    return steps.route(cast(steps.DeepSeekRun, run))
+    return fp8_path.route(cast(fp8_path.DeepSeekRun, run))
 
 
 def expand_nvfp4(run: DeepSeekNVFP4Run) -> Arrays:

@@ -1,0 +1,210 @@
+"""Lanes of one access: which region each is in, where its bytes lie, and gathers and scatters of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+
+from refmoe.ptx.native.context import (
+    FIRST_BUFFER_ROW,
+    LOCAL_ROW,
+    ROW_BYTES,
+    SHARED_ROW,
+    Context,
+    Row,
+)
+from refmoe.ptx.native.scalar import (
+    POINTER,
+    WARP_MASK,
+    WORD,
+    at,
+    field,
+    leave_if,
+    room,
+    word,
+)
+from refmoe.ptx.ops.lanes import LANES, LaneBuilder, Value, vector
+from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS
+
+_POINTERS = ir.VectorType(POINTER, LANES)
+_BOOL = ir.IntType(1)
+
+
+@dataclass(frozen=True)
+class AccessForm:
+    """A kind of access.
+
+    Attributes:
+        stores: else it loads.
+        size: bytes of an element: 1, 2, 4 or 8.
+        count: elements.
+        space: `"shared" "local" "generic"`; all buffers are "generic", their addresses tell them apart.
+        coherent: False for `ld.global.nc`, which must not read what the grid writes.
+    """
+
+    stores: bool
+    size: int
+    count: int
+    space: str
+    coherent: bool = True
+
+    @property
+    def width(self) -> int:
+        """Bytes."""
+        return self.size * self.count
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Functions of the module that say what orders accesses.
+
+    Attributes:
+        ordered: see `ordering` in `refmoe.ptx.native.memory.order`.
+        displace: see `displacing` there.
+    """
+
+    ordered: Any
+    displace: Any
+
+
+def lowest(build: Any, mask: Value) -> Value:
+    """The lowest lane of a mask of 32 bits that is not 0."""
+    return build.cttz(mask, ir.Constant(_BOOL, 1))
+
+
+class AccessLanes:
+    """All lanes of one variant. Values of all lanes are vectors; `here` is the mask of the lanes of one region."""
+
+    def __init__(self, variant: AccessForm, function: Any, rules: Rules, refine: Any, keep: Any) -> None:
+        self.variant = variant
+        self.rules, self.refine, self.keep = rules, refine, keep
+        self.context, self.warp, self.mask, self.addresses, self.values = function.args
+        self.function = function
+        build = self.build_ = ir.IRBuilder(function.append_basic_block("entry"))
+        self.lanes = LaneBuilder(function.module, build, build.bitcast(self.mask, vector(1)))
+        self.records, self.others, self.state = room(build, vector(64)), room(build, vector(64)), room(build, WORD)
+
+    def splat(self, value: Value) -> Value:
+        """A scalar of 64 bits in every lane."""
+        build = self.build_
+        one = build.insert_element(ir.Constant(vector(64), ir.Undefined), value, ir.Constant(WARP_MASK, 0))
+        return build.shuffle_vector(one, ir.Constant(vector(64), ir.Undefined), ir.Constant(vector(32), [0] * LANES))
+
+    def any(self, lanes: Value) -> Value:
+        """Whether a condition holds in some lane."""
+        return self.build_.icmp_unsigned("!=", self.build_.bitcast(lanes, WARP_MASK), ir.Constant(WARP_MASK, 0))
+
+    def _pointers(self, base: Value, offset: Value) -> Value:
+        """Addresses of all lanes."""
+        return self.build_.inttoptr(self.build_.add(self.splat(base), offset), _POINTERS)
+
+    def _gather(self, base: Value, offset: Value, bits: int, here: Value, otherwise: int = 0) -> Value:
+        """What lies `offset` [lanes] bytes behind the address `base`, `otherwise` in the other lanes."""
+        kind = vector(bits)
+        name = f"llvm.masked.gather.v{LANES}i{bits}.v{LANES}p0"
+        function = self.function.module.globals.get(name)
+        if function is None:
+            signature = ir.FunctionType(kind, [_POINTERS, WARP_MASK, vector(1), kind])
+            function = ir.Function(self.function.module, signature, name)
+        arguments = [
+            self._pointers(base, offset),
+            ir.Constant(WARP_MASK, bits // 8),
+            here,
+            self.lanes.constant(otherwise, bits),
+        ]
+        return self.build_.call(function, arguments)
+
+    def _scatter(self, base: Value, offset: Value, value: Value, here: Value) -> None:
+        bits = value.type.element.width
+        name = f"llvm.masked.scatter.v{LANES}i{bits}.v{LANES}p0"
+        function = self.function.module.globals.get(name)
+        if function is None:
+            signature = ir.FunctionType(ir.VoidType(), [vector(bits), _POINTERS, WARP_MASK, vector(1)])
+            function = ir.Function(self.function.module, signature, name)
+        self.build_.call(function, [value, self._pointers(base, offset), ir.Constant(WARP_MASK, bits // 8), here])
+
+    def element(self, number: int) -> Value:
+        """Where the values of an element lie, one for each lane."""
+        return at(self.build_, self.values, number * LANES * self.variant.size)
+
+    def row(self, address: Value) -> Value:
+        """The row of the region that an address lies in."""
+        build = self.build_
+        regions = build.inttoptr(field(build, self.context, Context.REGIONS), POINTER)
+        if self.variant.space != "generic":
+            return at(build, regions, {"shared": SHARED_ROW, "local": LOCAL_ROW}[self.variant.space] * ROW_BYTES)
+        number = build.add(build.lshr(address, word(WINDOW_BITS)), word(FIRST_BUFFER_ROW - 1))
+        top = build.lshr(address, word(56))
+        number = build.select(build.icmp_unsigned("==", top, word(SHARED_WINDOW >> 56)), word(SHARED_ROW), number)
+        number = build.select(build.icmp_unsigned("==", top, word(LOCAL_WINDOW >> 56)), word(LOCAL_ROW), number)
+        low = build.icmp_unsigned("<", address, word(1 << WINDOW_BITS))
+        beyond = build.icmp_unsigned(">=", number, field(build, self.context, Context.REGION_COUNT))
+        leave_if(build, build.or_(low, beyond), 1)
+        return at(build, regions, build.mul(number, word(ROW_BYTES)))
+
+    def base(self, row: Value) -> Value:
+        """The address of a region's first byte in the space of the access."""
+        return word(OWN_BASE) if self.variant.space != "generic" else field(self.build_, row, Row.BASE)
+
+    def _inside(self, row: Value, address: Value, left: Value) -> Value:
+        """The lanes of `left` whose access lies in this region; leaves if there is none, or one is misaligned."""
+        build, width = self.build_, self.variant.width
+        size = field(build, row, Row.SIZE)
+        leave_if(build, build.icmp_unsigned("<", size, word(width)), 1)
+        offset = build.sub(address, self.splat(self.base(row)))
+        fits = build.icmp_unsigned("<=", offset, self.splat(build.sub(size, word(width))))
+        here = build.and_(fits, build.bitcast(left, vector(1)))
+        wrong = build.not_(self.any(here))
+        if width > 1:
+            low = build.and_(offset, self.lanes.constant(width - 1, 64))
+            crooked = build.icmp_unsigned("!=", low, self.lanes.constant(0, 64))
+            wrong = build.or_(wrong, self.any(build.and_(crooked, here)))
+        leave_if(build, wrong, 1)
+        return here
+
+    def _index(self, row: Value, offset: Value) -> Value:
+        """Bytes into the data of a region: those of all CTAs, or of all lanes, lie one behind the other."""
+        build = self.build_
+        if self.variant.space == "shared":
+            return build.add(offset, self.splat(self.of_cta(row)))
+        own = build.mul(self._threads(word(0)), self.splat(field(build, row, Row.STRIDE)))
+        if self.variant.space == "local":
+            return build.add(offset, own)
+        return build.add(build.add(offset, own), self.splat(self.of_cta(row)))
+
+    def of_cta(self, row: Value) -> Value:
+        """Where the CTA's shared memory begins in the data, if that is what the row is of; else 0."""
+        build = self.build_
+        shared = build.inttoptr(field(build, self.context, Context.SHARED_OFFSET), POINTER)
+        begin = build.load(build.gep(shared, [self.warp], source_etype=WORD), typ=WORD)
+        if self.variant.space == "shared":
+            return begin
+        regions = field(build, self.context, Context.REGIONS)
+        is_shared = build.icmp_unsigned(
+            "==", build.ptrtoint(row, WORD), build.add(regions, word(SHARED_ROW * ROW_BYTES))
+        )
+        return build.select(is_shared, begin, word(0))
+
+    def _threads(self, first: Value) -> Value:
+        """`first` plus the lane number among all lanes of the machine."""
+        build = self.build_
+        lane = ir.Constant(vector(64), list(range(LANES)))
+        return build.add(self.splat(build.add(first, build.mul(self.warp, word(LANES)))), lane)
+
+    def _each_page(self, row: Value, page: Value, wanted: Value, function: Any) -> None:
+        """Call `function(row, page)` for the lanes `wanted`, if there are any."""
+        build = self.build_
+        before = build.bitcast(wanted, WARP_MASK)
+        with build.if_then(build.icmp_unsigned("!=", before, ir.Constant(WARP_MASK, 0)), likely=False):
+            above, loop, after = build.block, build.append_basic_block(), build.append_basic_block()
+            build.branch(loop)
+            build.position_at_end(loop)
+            left = build.phi(WARP_MASK)
+            left.add_incoming(before, above)
+            build.call(function, [row, build.extract_element(page, lowest(build, left))])
+            rest = build.and_(left, build.sub(left, ir.Constant(WARP_MASK, 1)))
+            left.add_incoming(rest, loop)
+            build.cbranch(build.icmp_unsigned("!=", rest, ir.Constant(WARP_MASK, 0)), loop, after)
+            build.position_at_end(after)
