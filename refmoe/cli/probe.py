@@ -113,8 +113,8 @@ def _ask(
 
 def _box(device: str, arch: str | None) -> Any:
     """The chip to ask; without a GPU the command ends with exit status 3."""
+    from refmoe.chips import TARGETS
     from refmoe.probe.hosts import CudaBox, ExecutorBox, NoGpu
-    from refmoe.probe.instructions import TARGETS
 
     if device not in ("ptx", "cuda"):
         usage(f"--device: found {device!r}; needed ptx, the executor, or cuda, a GPU")

@@ -16,13 +16,25 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.chips import Mma
 from refmoe.draw import Draw
 from refmoe.errors import RefmoeError
 from refmoe.families.activation import PARAMS, VARIANT, check_params
 from refmoe.families.case import Shape, number, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.expand import INPUT_SF
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, LaunchFailed, Outputs
+from refmoe.families.family import (
+    POISON,
+    Case,
+    Contract,
+    Expectation,
+    Family,
+    Fill,
+    Inputs,
+    LaunchFailed,
+    Outputs,
+    in_software,
+)
 from refmoe.families.finalize import TokenSums, doubt_sums
 from refmoe.families.gemm.epilogue import BIAS
 from refmoe.families.gemm.family import ASSUMPTION, MODEL
@@ -590,5 +602,5 @@ MOE = Family(
     host=("refmoe.cuda.moe.arrays",),
     check=_check,
     group="moe",
-    software={"sm_90a": _software},
+    software=in_software(Mma.SYNC_MX, _software),
 )

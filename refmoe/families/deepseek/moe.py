@@ -381,7 +381,9 @@ def _taken(case: Case, device: Device, written: Mapping[str, Any], launches: Seq
 def _lacks(case: Case, arch: str) -> str | None:
     """Why a chip cannot run a case: its instructions follow other models."""
     if arch and case.model not in (had := accumulation_models(arch)):
-        return f"{arch} has no instruction of the model {case.model}; its own are of {' and '.join(had)}"
+        return (
+            f"{arch} has no instruction of the model {case.model}; its own are of {' and '.join(had) or 'none of ours'}"
+        )
     return None
 
 

@@ -304,7 +304,9 @@ def _lacks(case: Case, arch: str) -> str | None:
     if (far := lacks_memory(case, arch)) is not None:
         return far
     if arch and case.model not in (had := accumulation_models(arch)):
-        return f"{arch} has no instruction of the model {case.model}; its own are of {' and '.join(had)}"
+        return (
+            f"{arch} has no instruction of the model {case.model}; its own are of {' and '.join(had) or 'none of ours'}"
+        )
     return None
 
 
