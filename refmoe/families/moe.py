@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -366,8 +366,8 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
 
     call = make_call(MoEArguments(**_arguments(case, inputs)))
     check_ids(call)
-    shape, options = called(case, LayerShape)(**vars(call.shape)), called(case, LayerOptions)(**vars(call.options))
-    call = replace(call, shape=shape, options=options)
+    shape = called(case, LayerShape)(**_named(call.shape))
+    call = replace(call, shape=shape, options=called(case, LayerOptions)(**_named(call.options)))
     buffers, steps = called(case, layer_launches)(call, device, fill=case.poison)
     for place, step in enumerate(steps):
         try:
@@ -376,6 +376,11 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
             done = [before.stage for before in steps[:place]]
             raise LaunchFailed(step.stage, _taken(case, device, buffers, done), error) from error
     return _taken(case, device, buffers, _LAUNCHES)
+
+
+def _named(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass's instance."""
+    return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
 def _run_function(case: Case, inputs: Inputs, device: Device) -> Outputs:
