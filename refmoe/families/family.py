@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Inputs = Mapping[str, Any]  # NumPy arrays by name, None for what the case has not
 Outputs = Mapping[str, NDArray[Any]]
+Extents = Mapping[str, int]
 
 LEVELS = ("quick", "default", "full")
 DEVICES = ("ptx", "cuda")
@@ -270,6 +271,7 @@ class Family:
         inputs: makes the input arrays of a case.
         expect: asks the reference for what must come of them.
         run: runs refmoe's own kernel on them on a device; gives buffers by name.
+        extents: the bytes that a case compares, for each of its stages; the gate holds reports against it.
         cases: for each level the cases that it adds to the level below.
         contract: what every kernel of the family takes and returns.
         sources: stems of the CUDA sources that `run` launches.
@@ -296,6 +298,7 @@ class Family:
     inputs: Callable[[Case], Inputs]
     expect: Callable[[Case, Inputs], Expectation]
     run: Callable[[Case, Inputs, Device], Outputs]
+    extents: Callable[[Case], Extents]
     cases: Mapping[str, Callable[[], Iterable[Case]]]
     contract: Contract
     sources: tuple[str, ...] = ()

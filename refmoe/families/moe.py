@@ -23,11 +23,13 @@ from refmoe.families.activation import PARAMS, VARIANT, check_params
 from refmoe.families.case import Shape, number, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.expand import INPUT_SF
+from refmoe.families.extents import mxfp8_grouped, permutation, staged
 from refmoe.families.family import (
     POISON,
     Case,
     Contract,
     Expectation,
+    Extents,
     Family,
     Fill,
     Inputs,
@@ -561,6 +563,21 @@ def _refuses() -> Iterator[Case]:
     yield from wrong_layer_calls(_case("gaussian", 3, 64, 32, 4, 2, "fused", entry="function", **rank))
 
 
+def _extents(case: Case) -> Extents:
+    """The bytes of each buffer."""
+    m, k, n, experts, rows = case.shape.m, case.shape.k, case.shape.n, case.shape.e, case.shape.rows
+    quantized = {"codes": m * k, "scales": m * k // MX_BLOCK} if case.path == "separate" else {}
+    return staged(
+        permute=permutation(case),
+        quantize=quantized,
+        expand=mxfp8_grouped(rows, k, experts),
+        gemm1={"out": rows * 2 * n * 2},
+        activation=mxfp8_grouped(rows, n, experts),
+        gemm2={"out": rows * k * 2},
+        finalize={"out": m * k * 2},
+    )
+
+
 MOE = Family(
     name="moe",
     about="A whole layer: permute, quantize, expand, GEMM, activation, GEMM, finalize, every buffer compared.",
@@ -587,6 +604,7 @@ MOE = Family(
     inputs=layer_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=LAYER_CHANGES,
