@@ -15,6 +15,9 @@ from support import quick_fractions
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
 from refmoe.verify.kernel import Devices
 
+# Its tests are of a package with the toy family laid over it, see tests/families/test_toy_family.py.
+collect_ignore = ["support/toy"]
+
 # The same examples on every run: a red test is reproduced by running it again.
 settings.register_profile("refmoe", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("refmoe")

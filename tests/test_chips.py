@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from refmoe.chips import CHIPS, DEFAULT_ARCH, KERNEL_ARCHS, kernel_chip
+from refmoe.chips import CHIPS, DEFAULT_ARCH, KERNEL_ARCHS, TARGETS, kernel_chip, sums_of
 from refmoe.cuda import open_device
 from refmoe.errors import ArgumentError
 from refmoe.museum.cutlass.builds import CUTLASS_ARCHITECTURES
 from refmoe.reference.backends import BACKENDS
+from refmoe.reference.mma import MODELS
+from refmoe.reference.mma.half import HALF_MODELS
 
 
 def test_a_chip_is_named_by_its_compute_capability_and_its_products_are_told_apart() -> None:
@@ -48,6 +50,23 @@ def test_what_serves_a_chip_follows_from_its_instructions() -> None:
         "nvfp4": ("sm_120a", "sm_121a"),
         "deepseek_fp8": tuple(CHIPS),
     }
+
+
+def test_every_sum_has_a_model_that_there_is_and_targets_stand_from_the_oldest_on() -> None:
+    known = {*MODELS, *(model.name for model in HALF_MODELS.values()), ""}
+    assert {
+        name for target in TARGETS.values() for sums in target.sums.values() for name in (sums.model, sums.half)
+    } <= known
+    assert CHIPS.items() <= TARGETS.items()
+    capabilities = [target.compute_capability for target in TARGETS.values()]
+    assert capabilities == sorted(set(capabilities))
+
+
+def test_a_target_without_its_letter_has_the_sums_of_its_chip_and_an_unknown_one_those_of_all() -> None:
+    assert sums_of("sm_90") == sums_of("sm_90a") == CHIPS["sm_90a"].sums
+    assert sums_of("sm_120f") == CHIPS["sm_120a"].sums
+    assert sums_of("sm_130") == sums_of("words") == TARGETS["sm_80"].sums
+    assert not any(sums.own for sums in sums_of("sm_130").values())
 
 
 def test_sm120_and_sm121_do_the_same_with_the_same_code() -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,50 @@ def test_a_file_that_nobody_made_is_found() -> None:
     ]
     upload = {"with": {"path": "out/parity.json\nout/parity.html\n"}}
     assert absent({"steps": [{"run": parity}, upload]}) == ["out/parity.html"]
+
+
+PAGES = [command for job in JOBS.values() for command in commands(job) if "refmoe report" in command]
+
+
+def here(tmp_path: Path) -> dict[str, str]:
+    """Lay out what a job finds, without installing anything: the committed reports and this checkout's command."""
+    shutil.copytree(ROOT / "reports", tmp_path / "reports")
+    command = tmp_path / ".venv" / "bin" / "refmoe"
+    command.parent.mkdir(parents=True)
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m refmoe "$@"\n')
+    command.chmod(0o755)
+    return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def test_the_committed_reports_make_a_page(tmp_path: Path) -> None:
+    """The line of the gate's job, as it stands there: a new kind of report in reports/ must not break it."""
+    (command,) = [command for command in PAGES if command.startswith("find reports")]
+    environment = here(tmp_path)
+    done = subprocess.run(
+        ["bash", "-e", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (tmp_path / "out" / "reports.html").read_text()
+    assert all(f"<h2>{path.name}</h2>" in page for path in reports() if path.name != "baseline.json")
+
+
+def test_the_parity_job_makes_its_page_of_a_report(tmp_path: Path) -> None:
+    """The other line that makes pages, on a report that is committed."""
+    (command,) = [command for command in PAGES if "out/parity.json" in command]
+    environment = here(tmp_path)
+    (tmp_path / "out").mkdir()
+    shutil.copy(ROOT / "reports" / "cutlass.json", tmp_path / "out" / "parity.json")
+    done = subprocess.run(
+        ["bash", "-e", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        f"parity.{end}" for end in ("json", "html", "xml", "md")
+    }
+
+
+def reports() -> list[Path]:
+    return sorted((ROOT / "reports").rglob("*.json"))
 
 
 @pytest.mark.slow

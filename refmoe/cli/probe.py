@@ -73,6 +73,7 @@ def _ask(
 
     from refmoe.files import write_atomic
     from refmoe.probe import bundle as bundles
+    from refmoe.reports.probe import verdict
 
     parts = only or list(bundles.PARTS if device == "cuda" and bundle else bundles.PARTS[:1])
     for part in parts:
@@ -106,14 +107,14 @@ def _ask(
     if bundle is not None:
         with writing("--bundle", bundle):
             write_atomic(bundle, json.dumps(document, separators=(",", ":")) + "\n")
-    good = all(bundles.verdict(record) != "DIFFERS" for record in records)
+    good = all(verdict(record) != "DIFFERS" for record in records)
     finish(document, lambda: typer.echo(bundles.summary(document), nl=False), as_json=as_json, good=good)
 
 
 def _box(device: str, arch: str | None) -> Any:
     """The chip to ask; without a GPU the command ends with exit status 3."""
+    from refmoe.chips import TARGETS
     from refmoe.probe.hosts import CudaBox, ExecutorBox, NoGpu
-    from refmoe.probe.instructions import TARGETS
 
     if device not in ("ptx", "cuda"):
         usage(f"--device: found {device!r}; needed ptx, the executor, or cuda, a GPU")
@@ -133,10 +134,10 @@ def _box(device: str, arch: str | None) -> Any:
 
 def _merge(path: Path, check: bool, as_json: bool) -> NoReturn:
     """Check a bundle and merge it; exit status 2 with a sentence where it is refused."""
-    from refmoe.probe.bundle import summary, verdict
+    from refmoe.probe.bundle import summary
     from refmoe.probe.merge import BadBundle, check_bundle, raised, read_evidence, write_evidence
     from refmoe.reports.checks import ReportError
-    from refmoe.reports.probe import read_bundle
+    from refmoe.reports.probe import read_bundle, verdict
 
     try:
         document = read_bundle(path)

@@ -124,7 +124,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="REPORT.json...",
-            help="Reports of parity, exhaustive, stress, conformance, bench, drift or convert.",
+            help="Reports of any kind: parity, stress, litmus, bench and the others.",
         ),
     ],
     html: Annotated[Path | None, file_option("Write one self-contained HTML page of all reports.")] = None,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from refmoe.chips import kernel_chip
+from refmoe.chips import CHIPS, Chip, Mma, kernel_chip
 from refmoe.cuda.arguments import BF16, check_array, check_fill, check_int32, one_of
 from refmoe.cuda.device import Device
 from refmoe.cuda.launch import WARP_LANES, Buffer, Entry, LaunchPlan, MatrixMap
@@ -70,11 +70,18 @@ class Instruction:
 MMA = Instruction("mma", "deepseek_gemm", (8, 16, 32, 64, 128))
 WGMMA = Instruction("wgmma", "deepseek_gemm_wgmma", (64, 128, 256), paired=(128,))
 
-#: The instruction that follows an accumulation model.
-INSTRUCTIONS = {"sm90_wgmma_fp8": WGMMA, "sm90_mma_fp8": MMA, "sm120": MMA}
+#: Our kernels' instructions for E4M3 on both sides, the faster one first.
+_BY_MMA = {Mma.WGMMA_FP8: WGMMA, Mma.SYNC_FP8: MMA}
 
-#: The models of the instructions that a chip has, by the first letters of its arch; that of the fastest comes first.
-_MODELS = {"sm_90": ("sm90_wgmma_fp8", "sm90_mma_fp8"), "sm_120": ("sm120",), "sm_121": ("sm120",)}
+
+def _models(chip: Chip) -> dict[str, Instruction]:
+    """The models of a chip's instructions, which name them."""
+    sums = {mma: chip.sums[mma].model for mma in _BY_MMA if mma in chip.sums}
+    return {model: _BY_MMA[mma] for mma, model in sums.items() if model}
+
+
+#: The instruction that follows an accumulation model.
+INSTRUCTIONS = {model: each for chip in CHIPS.values() for model, each in _models(chip).items()}
 
 #: Every entry of both sources.
 DEEPSEEK_GEMM_KERNELS = (*MMA.kernels(), *WGMMA.kernels())
@@ -86,8 +93,23 @@ def accumulation_models(arch: str) -> tuple[str, ...]:
     Raises:
         ArgumentError: the kernels are not built for it.
     """
-    chip = kernel_chip(arch)
-    return next(models for letters, models in _MODELS.items() if chip.arch.startswith(letters))
+    return tuple(_models(kernel_chip(arch)))
+
+
+def chosen_model(model: str | None, arch: str) -> str:
+    """`model`, or the arch's first for None.
+
+    Raises:
+        ArgumentError: the arch does not have it, or has none.
+    """
+    models = accumulation_models(arch)
+    if not models:
+        raise ArgumentError("arch", arch, f"a chip that has {' or '.join(mma.value for mma in _BY_MMA)}")
+    if model is None:
+        return models[0]
+    if model not in models:
+        raise ArgumentError("model", f"{describe(model)} on {arch}", " or ".join(models))
+    return model
 
 
 @dataclass(frozen=True)
@@ -279,7 +301,7 @@ def deepseek_gemm(
         found = f"{m_indptr[0]} .. {m_indptr[-1]}{falls}"
         raise ArgumentError("m_indptr", found, f"0 first, never decreasing, at most {shape.rows} rows last")
     strides = _check_scales(token_scales, scale_layout, shape)
-    chosen = _model(model, device)
+    chosen = chosen_model(model, device.arch)
     tile = _tile_m(chosen, tile_m, -(-int(m_indptr[-1]) // experts))
     operands = tokens, token_scales, weights, weight_scales
     grouping = m_indptr, None, 0
@@ -344,7 +366,7 @@ def deepseek_gemm_masked(
     if not isinstance(expected, (int, np.integer)) or not min(1, rows_each) <= expected <= rows_each:
         raise ArgumentError("expected_m", describe(expected_m), f"1 to the {rows_each} rows of an expert")
     strides = _check_scales(token_scales, scale_layout, shape)
-    chosen = _model(model, device)
+    chosen = chosen_model(model, device.arch)
     tile = _tile_m(chosen, tile_m, int(expected))
     operands = tokens, token_scales, weights, weight_scales
     grouping = None, masked_m, int(expected)
@@ -444,15 +466,6 @@ def _check_scales(token_scales: FloatArray, layout: str, shape: GroupedShape) ->
     check_int32("token_scales", lines * width, "scales of an expert")
     check_int32("tokens", shape.rows + WGMMA.tiles_m[-1], "rows and those of a tile")
     return scale_strides(layout, width, shape)
-
-
-def _model(model: str | None, device: Device) -> str:
-    models = accumulation_models(device.arch)
-    if model is None:
-        return models[0]
-    if model not in models:
-        raise ArgumentError("model", f"{describe(model)} on {device.arch}", " or ".join(models))
-    return model
 
 
 def _tile_m(model: str, tile_m: int | None, rows: int) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from refmoe.chips import CHIPS, Mma
 from refmoe.cute.package import CompileError, imported
 from refmoe.cute.program import compile as compile_function
 
@@ -53,12 +54,14 @@ class Answer:
 
 
 def ask() -> tuple[Answer, ...]:
-    """Every combination on SM120 and SM100.
+    """Every combination on SM120 and SM100: on the first chip that has their block-scaled products.
 
     Raises:
         CuteMissing: CuTe DSL is not installed.
     """
-    return (*_answers("sm_120a", _sm120), *_answers("sm_100a", _sm100))
+    kinds = {Mma.SYNC_MX: _sm120, Mma.TCGEN05_MX: _sm100}
+    first = {mma: next(chip.arch for chip in CHIPS.values() if mma in chip.sums) for mma in kinds}
+    return tuple(answer for mma, combinations in kinds.items() for answer in _answers(first[mma], combinations))
 
 
 def _answers(arch: str, combinations: Callable[[], Iterator[tuple[Any, ...]]]) -> list[Answer]:

@@ -14,7 +14,8 @@ from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
 from refmoe.families.expand import LAYOUT
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.extents import mxfp8_grouped
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, behind, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.quantize import COMPILED_POLICIES, EDGE, FAR_ROWS, LOOPING_ROWS, MODE, settings_of
 from refmoe.families.stages import Codes, GroupedScales
@@ -539,6 +540,11 @@ _WRONG = {
 }
 
 
+def _extents(case: Case) -> Extents:
+    """The bytes of each buffer."""
+    return mxfp8_grouped(case.shape.m, case.shape.k, case.shape.e)
+
+
 ACTIVATION = Family(
     name="activation",
     about="SwiGLU of a first GEMM's rows in expert order, quantized to MXFP8 where the second GEMM reads it.",
@@ -549,6 +555,7 @@ ACTIVATION = Family(
     inputs=gate_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=_CHANGES,

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.extents import BLOCK_FP8_TILE
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.quantize import DECODE, FAR_ROWS, LOOPING_ROWS, MODELS
 from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
@@ -514,6 +515,13 @@ def _refuses() -> Iterator[Case]:
     )
 
 
+def _extents(case: Case) -> Extents:
+    """The bytes of each buffer."""
+    m, k = case.shape.m, case.shape.k
+    rows = m if case.block == "1x128" else -(-m // BLOCK_FP8_TILE)
+    return {"codes": m * k, "scales": 4 * rows * -(-k // BLOCK_FP8_TILE)}
+
+
 BLOCK_FP8_QUANTIZE = Family(
     name="block_fp8_quantize",
     about="Block FP8 of a matrix: E4M3 codes, an FP32 scale for each tile of 1x128 or 128x128.",
@@ -532,6 +540,7 @@ BLOCK_FP8_QUANTIZE = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=_CHANGES,

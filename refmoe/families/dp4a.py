@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs, needs_k
+from refmoe.families.extents import ELEMENT_BYTES
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs, needs_k
 from refmoe.families.far import EXPERTS_BEFORE, Layout, check_before, far_device, lacks_memory
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
@@ -489,6 +490,11 @@ def _refuses() -> Iterator[Case]:
     )
 
 
+def _extents(case: Case) -> Extents:
+    """The bytes of each buffer."""
+    return {"out": case.shape.rows * case.shape.n * ELEMENT_BYTES[case.dtype]}
+
+
 DP4A_GEMV = Family(
     name="dp4a_gemv",
     about="MXFP4 weights times Q8_1 activations of up to 8 tokens, each with its own experts, by integer dot products.",
@@ -503,6 +509,7 @@ DP4A_GEMV = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=_CHANGES,

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.extents import ELEMENT_BYTES, grouped_scales, mxfp8_grouped
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, behind, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.nvfp4 import NVFP4_FILLS, doubt_nvfp4
 from refmoe.families.quantize import (
@@ -638,6 +639,16 @@ def _refuses() -> Iterator[Case]:
     yield from wrong_calls(_case("gaussian", 3, 64, 4, 2, output="copy"), x="dtype narrow")
 
 
+def _extents(case: Case) -> Extents:
+    rows, k, experts = case.shape.rows, case.shape.k, case.shape.e
+    if case.output == "mxfp8":
+        return mxfp8_grouped(rows, k, experts)
+    if case.output == "nvfp4":
+        return {"codes": rows * k // 2, "scales": grouped_scales(rows, experts, k // NVFP4.block)}
+    size = ELEMENT_BYTES.get(case.dtype, 1) if case.output == "copy" else 1
+    return {"codes": rows * k * size, **({"row_scales": 4 * rows} if case.output == "fp8_token" else {})}
+
+
 EXPAND = Family(
     name="expand",
     about="Tokens in the order of their experts, one row for each choice, quantized to MXFP8, NVFP4 or FP8, or copied.",
@@ -662,6 +673,7 @@ EXPAND = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=_CHANGES,
@@ -672,10 +684,7 @@ EXPAND = Family(
         ),
         features=("input_sf", "encode_scale", "prescale"),
         outputs={"codes": "float8_e4m3fn", "scales": "float8_e8m0fnu", "row_scales": "float32"},
-        elements={
-            "nvfp4": {"codes": "float4_e2m1fn_x2", "scales": "float8_e4m3fn"},
-            "copy": {"codes": "case.dtype"},
-        },
+        elements={"nvfp4": {"codes": "float4_e2m1fn_x2", "scales": "float8_e4m3fn"}, "copy": {"codes": "case.dtype"}},
         settings={
             **ROUTED,
             **{"mode": "mode", "edge": "edge", "layout": "layout", "input_sf_layout": "input_sf"},

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
+from refmoe.chips import CHIPS, DEFAULT_ARCH, KERNEL_ARCHS, Mma
 from refmoe.errors import RefmoeError
 from refmoe.families.case import Fields, Option, Shape, Value, byte, one_of, refused, written_options
 from refmoe.families.stages import Stage
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Inputs = Mapping[str, Any]  # NumPy arrays by name, None for what the case has not
 Outputs = Mapping[str, NDArray[Any]]
+Extents = Mapping[str, int]
 
 LEVELS = ("quick", "default", "full")
 DEVICES = ("ptx", "cuda")
@@ -36,6 +37,11 @@ DEVICES = ("ptx", "cuda")
 POISON = byte("poison", 0xFF)
 
 INT32_MAX = 2**31 - 1
+
+
+def in_software(mma: Mma, cases: Callable[[], Iterable[Case]]) -> Mapping[str, Callable[[], Iterable[Case]]]:
+    """`Family.software` of a kernel that carries an instruction in software: `cases` for every chip that lacks it."""
+    return {arch: cases for arch in KERNEL_ARCHS if mma not in CHIPS[arch].sums}
 
 
 @dataclass(frozen=True)
@@ -265,6 +271,7 @@ class Family:
         inputs: makes the input arrays of a case.
         expect: asks the reference for what must come of them.
         run: runs refmoe's own kernel on them on a device; gives buffers by name.
+        extents: the bytes that a case compares, for each of its stages; the gate holds reports against it.
         cases: for each level the cases that it adds to the level below.
         contract: what every kernel of the family takes and returns.
         sources: stems of the CUDA sources that `run` launches.
@@ -275,7 +282,8 @@ class Family:
         group: a name for several families together, such as "moe"; "" for none.
         leading_arch: the arch that takes a whole level on ptx; the others take the level below.
         archs: the archs that there is a kernel for.
-        software: by arch, the few cases for the executor where a tensor-core instruction runs in software.
+        software: by arch, the few cases for the executor where a tensor-core instruction runs in software, see
+            `in_software`.
         base: the family that this one restates for another kernel, such as "sm12x_gemm"; "" for none.
         refuses: the calls that refmoe's own host code has to refuse, see `refmoe.families.wrong`.
         changes: by `argument-damage` the damages of calls that no word of `refmoe.families.wrong.DAMAGES` is for.
@@ -290,6 +298,7 @@ class Family:
     inputs: Callable[[Case], Inputs]
     expect: Callable[[Case, Inputs], Expectation]
     run: Callable[[Case, Inputs, Device], Outputs]
+    extents: Callable[[Case], Extents]
     cases: Mapping[str, Callable[[], Iterable[Case]]]
     contract: Contract
     sources: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from refmoe.draw import Draw
 from refmoe.families.activation import POISONED_BF16
 from refmoe.families.case import Shape, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
+from refmoe.families.extents import sum_extents
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.quantize import LOOPING_ROWS
@@ -406,6 +407,7 @@ FINALIZE = Family(
     inputs=sum_inputs,
     expect=_expect,
     run=_run,
+    extents=sum_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=SUM_CHANGES,

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.extents import q8_1_rows
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.finalize import (
     SAYS_OF_SUMS,
     SUM_BIAS,
@@ -224,6 +225,11 @@ def _refuses() -> Iterator[Case]:
     yield from wrong_calls(_case("gaussian", 3, 64, 4, 2, bias="distinct"), says, **wrong)
 
 
+def _extents(case: Case) -> Extents:
+    """The bytes of each buffer."""
+    return q8_1_rows(case.shape.m, case.shape.k)
+
+
 FINALIZE_Q8_1 = Family(
     name="finalize_q8_1",
     about="Each token's rows, biased, weighted, summed in the order of its choices, and quantized to Q8_1.",
@@ -237,6 +243,7 @@ FINALIZE_Q8_1 = Family(
     inputs=sum_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=_CHANGES,

@@ -16,7 +16,8 @@ from refmoe.errors import RefmoeError
 from refmoe.families.activation import PARAMS, VARIANT, check_params
 from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Inputs, LaunchFailed, Outputs
+from refmoe.families.extents import permutation, q8_1_rows, staged
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, LaunchFailed, Outputs
 from refmoe.families.finalize import TokenSums
 from refmoe.families.gemm.epilogue import BIAS
 from refmoe.families.gemm.stages import Products
@@ -302,6 +303,20 @@ def _refuses() -> Iterator[Case]:
     yield from wrong_calls(_staying("gaussian", 3, 96, 64, 4, 2), input_sf="none")
 
 
+def _extents(case: Case) -> Extents:
+    """The bytes of each buffer."""
+    m, k, n, rows = case.shape.m, case.shape.k, case.shape.n, case.shape.rows
+    product = 4 if case.path == "llama_cpp" else 2
+    return staged(
+        permute=permutation(case),
+        quantize={} if case.dtype == "q8_1" else q8_1_rows(m, k),
+        gemm1={"out": rows * 2 * n * product},
+        activation=q8_1_rows(rows, n),
+        gemm2={"out": rows * k * product},
+        finalize=q8_1_rows(m, k) if case.output == "q8_1" else {"out": m * k * 2},
+    )
+
+
 INTEGER_MOE = Family(
     name="integer_moe",
     about="A whole layer of few tokens by integer products: permute, quantize, product, activation, product, finalize.",
@@ -312,6 +327,7 @@ INTEGER_MOE = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=_CHANGES,

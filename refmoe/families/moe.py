@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,27 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.chips import Mma
 from refmoe.draw import Draw
 from refmoe.errors import RefmoeError
 from refmoe.families.activation import PARAMS, VARIANT, check_params
 from refmoe.families.case import Shape, number, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.expand import INPUT_SF
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, LaunchFailed, Outputs
+from refmoe.families.extents import mxfp8_grouped, permutation, staged
+from refmoe.families.family import (
+    POISON,
+    Case,
+    Contract,
+    Expectation,
+    Extents,
+    Family,
+    Fill,
+    Inputs,
+    LaunchFailed,
+    Outputs,
+    in_software,
+)
 from refmoe.families.finalize import TokenSums, doubt_sums
 from refmoe.families.gemm.epilogue import BIAS
 from refmoe.families.gemm.family import ASSUMPTION, MODEL
@@ -354,8 +368,8 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
 
     call = make_call(MoEArguments(**_arguments(case, inputs)))
     check_ids(call)
-    shape, options = called(case, LayerShape)(**vars(call.shape)), called(case, LayerOptions)(**vars(call.options))
-    call = replace(call, shape=shape, options=options)
+    shape = called(case, LayerShape)(**_named(call.shape))
+    call = replace(call, shape=shape, options=called(case, LayerOptions)(**_named(call.options)))
     buffers, steps = called(case, layer_launches)(call, device, fill=case.poison)
     for place, step in enumerate(steps):
         try:
@@ -364,6 +378,11 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
             done = [before.stage for before in steps[:place]]
             raise LaunchFailed(step.stage, _taken(case, device, buffers, done), error) from error
     return _taken(case, device, buffers, _LAUNCHES)
+
+
+def _named(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass's instance."""
+    return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
 def _run_function(case: Case, inputs: Inputs, device: Device) -> Outputs:
@@ -544,6 +563,21 @@ def _refuses() -> Iterator[Case]:
     yield from wrong_layer_calls(_case("gaussian", 3, 64, 32, 4, 2, "fused", entry="function", **rank))
 
 
+def _extents(case: Case) -> Extents:
+    """The bytes of each buffer."""
+    m, k, n, experts, rows = case.shape.m, case.shape.k, case.shape.n, case.shape.e, case.shape.rows
+    quantized = {"codes": m * k, "scales": m * k // MX_BLOCK} if case.path == "separate" else {}
+    return staged(
+        permute=permutation(case),
+        quantize=quantized,
+        expand=mxfp8_grouped(rows, k, experts),
+        gemm1={"out": rows * 2 * n * 2},
+        activation=mxfp8_grouped(rows, n, experts),
+        gemm2={"out": rows * k * 2},
+        finalize={"out": m * k * 2},
+    )
+
+
 MOE = Family(
     name="moe",
     about="A whole layer: permute, quantize, expand, GEMM, activation, GEMM, finalize, every buffer compared.",
@@ -570,6 +604,7 @@ MOE = Family(
     inputs=layer_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=LAYER_CHANGES,
@@ -590,5 +625,5 @@ MOE = Family(
     host=("refmoe.cuda.moe.arrays",),
     check=_check,
     group="moe",
-    software={"sm_90a": _software},
+    software=in_software(Mma.SYNC_MX, _software),
 )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, word
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.quantize import (
     DECODE,
@@ -33,7 +33,7 @@ from refmoe.families.stages import Codes, Scales
 from refmoe.families.vacuity import Limits, doubt_codes
 from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, called, wrong_calls
 from refmoe.formats import E2M1, FP32, NVFP4, UE4M3
-from refmoe.reference.layout import swizzle_scales, unpack_fp4
+from refmoe.reference.layout import scale_buffer_size, swizzle_scales, unpack_fp4
 from refmoe.reference.nvfp4 import NVFP4Tensor, nvfp4_encode_scale, quantize_nvfp4, tensor_amax
 
 if TYPE_CHECKING:
@@ -366,6 +366,12 @@ def _refuses() -> Iterator[Case]:
     )
 
 
+def _extents(case: Case) -> Extents:
+    """The bytes of each buffer."""
+    m, k = case.shape.m, case.shape.k
+    return {"codes": m * k // 2, "scales": scale_buffer_size(m, k // NVFP4.block, case.layout)}
+
+
 NVFP4_QUANTIZE = Family(
     name="nvfp4_quantize",
     about="NVFP4 codes and UE4M3 scales of a BF16 or FP16 matrix, under a global scale that is given.",
@@ -376,6 +382,7 @@ NVFP4_QUANTIZE = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     contract=Contract(

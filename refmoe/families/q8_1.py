@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, word
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.extents import q8_1_rows
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
 from refmoe.families.stages import Plane, matrix_plane
@@ -357,6 +358,11 @@ def _refuses() -> Iterator[Case]:
     )
 
 
+def _extents(case: Case) -> Extents:
+    """The bytes of each buffer."""
+    return q8_1_rows(case.shape.m, case.shape.k)
+
+
 Q8_1_QUANTIZE = Family(
     name="q8_1_quantize",
     about="Q8_1 of a BF16, FP16 or FP32 matrix: int8 codes, an FP16 scale and an FP16 sum of each block of 32.",
@@ -367,6 +373,7 @@ Q8_1_QUANTIZE = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     contract=Contract(

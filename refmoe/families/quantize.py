@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, text, word
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
 from refmoe.families.stages import Codes, Scales
 from refmoe.families.vacuity import Limits, doubt_codes
 from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, called, wrong_calls
 from refmoe.formats import MX_BLOCK
-from refmoe.reference.layout import swizzle_scales
+from refmoe.reference.layout import scale_buffer_size, swizzle_scales
 from refmoe.reference.quantize import quantize_mxfp8
 
 if TYPE_CHECKING:
@@ -542,6 +542,12 @@ def _refuses() -> Iterator[Case]:
     )
 
 
+def _extents(case: Case) -> Extents:
+    """The bytes of each buffer."""
+    m, k = case.shape.m, case.shape.k
+    return {"codes": m * k, "scales": scale_buffer_size(m, k // MX_BLOCK, case.layout)}
+
+
 QUANTIZE = Family(
     name="mxfp8_quantize",
     about="MXFP8 codes and E8M0 scales of a BF16 or FP16 matrix.",
@@ -552,6 +558,7 @@ QUANTIZE = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     contract=Contract(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
+from refmoe.families.extents import routing_extents
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.wrong import ARRAY, BYTE, WRONG, Change, called, huge, wrong_calls
@@ -508,6 +509,7 @@ ROUTE = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=routing_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=_CHANGES,

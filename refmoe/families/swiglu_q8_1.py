@@ -26,7 +26,8 @@ from refmoe.families.activation import (
 )
 from refmoe.families.case import Shape, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Inputs, Outputs
+from refmoe.families.extents import q8_1_rows
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, check_before, far_device, lacks_memory
 from refmoe.families.q8_1 import BlockHalves, Int8Codes, q8_outputs
 from refmoe.families.vacuity import Limits, doubt_values
@@ -158,6 +159,11 @@ def _refuses() -> Iterator[Case]:
     yield from wrong_calls(_case("gaussian", 5, 64, 3, params="distinct"), says, **wrong)
 
 
+def _extents(case: Case) -> Extents:
+    """The bytes of each buffer."""
+    return q8_1_rows(case.shape.m, case.shape.k)
+
+
 SWIGLU_Q8_1 = Family(
     name="swiglu_q8_1",
     about="SwiGLU of a first product's rows in expert order, quantized to Q8_1 for the second.",
@@ -171,6 +177,7 @@ SWIGLU_Q8_1 = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=GATE_CHANGES,

@@ -272,8 +272,8 @@ class CuteKernel(Kernel, ABC):
         return f"CuTe DSL by {self.compiler()}: its PTX and its host code were executed, its cubin was only compiled"
 
     def source_sha256(self) -> str:
-        """The hash of the device code, of the host modules that launch it, and of the compiler's release."""
-        return kernel_sha256((), (self.host,), (PYPI_REQUIREMENT, self.device_code.text))
+        """The hash of the device code, of what launches it and hands it a case, and of the compiler's release."""
+        return kernel_sha256((), (self.host,), (PYPI_REQUIREMENT, self.device_code.text), (type(self),))
 
     def compiler(self) -> str:
         """The release that the kernel is compiled with."""

@@ -23,7 +23,7 @@ from refmoe.probe.infer import Contradiction, infer
 from refmoe.probe.instructions import BY_NAME, INSTRUCTIONS, NOT_PROBED, Instruction, of_target
 from refmoe.probe.vectors import Batch, Vector
 from refmoe.reports.documents import digest_of
-from refmoe.reports.probe import VERSION
+from refmoe.reports.probe import VERSION, verdict
 from refmoe.version import __version__
 
 PARTS = ("probes", "parity", "benchmarks")
@@ -176,15 +176,6 @@ def summary(document: dict[str, Any]) -> str:
             "These are answers of the executor, which computes by refmoe's models: they say nothing of a chip."
         )
     return "\n".join(lines) + "\n"
-
-
-def verdict(record: dict[str, Any]) -> str:
-    """One word on an instruction."""
-    if record["status"] == "unanswered":
-        return "UNANSWERED"
-    if record["holds"] is None:
-        return "NO MODEL" if record["status"] == "inferred" else "DIFFERS"
-    return "HOLDS" if record["holds"] else "DIFFERS"
 
 
 def _conclusion(record: dict[str, Any]) -> str:

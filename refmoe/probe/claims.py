@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from refmoe.chips import TARGETS
 from refmoe.probe.instructions import CODECS, Instruction
 from refmoe.probe.vectors import Batch, Vector
 from refmoe.reference.mma import MODELS, AccumulationModel, Evidence, tensor_core_mma
 from refmoe.reference.mma.half import HALF_MODELS
 
-_OWN = {"sm90": ("sm_90a",), "sm120": ("sm_120a", "sm_121a"), "sm100": ("sm_100a", "sm_103a")}
 _HALF_NAN = 0x7FFF
 
 
@@ -28,9 +28,8 @@ def word_of(instruction: Instruction, target: str) -> str | None:
     model = model_of(instruction, target)
     if model is None:
         return None
-    own = _OWN[model.name.split("_")[0]]
-    # A model of another chip's instruction is no more than a guess at this one's.
-    word = model.pair(instruction.a, instruction.b).evidence if target in own else Evidence.EXTRAPOLATED
+    own = TARGETS[target].sums[instruction.kind].own
+    word = model.pair(instruction.a, instruction.b).evidence if own else Evidence.EXTRAPOLATED
     return word.value
 
 

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from refmoe import ptx
+from refmoe.chips import TARGETS
 from refmoe.errors import RefmoeError
-from refmoe.probe.instructions import TARGETS, Instruction
+from refmoe.probe.instructions import Instruction
 from refmoe.probe.kernels import ENTRY, MOST_TILES, QUESTIONS, answers, arguments, ptx_text, threads
 from refmoe.probe.vectors import Batch, Vector
 
@@ -153,7 +154,7 @@ def target_of(capability: tuple[int, int]) -> str:
         NoGpu: it is older than all of them, or newer than this refmoe.
     """
     for target, each in TARGETS.items():
-        if each == capability:
+        if each.compute_capability == capability:
             return target
     raise NoGpu(f"a GPU of compute capability {capability[0]}.{capability[1]}; probed are {', '.join(TARGETS)}")
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from refmoe.chips import TARGETS, Mma
+
 
 @dataclass(frozen=True)
 class Codec:
@@ -124,6 +126,7 @@ class Instruction:
         k: the elements of K that it takes.
         a, b: the formats of its operands.
         accumulator: of C and D, "f32" or "f16".
+        kind: what it is in the table of chips.
         targets: the PTX targets that have it.
         model: the name of refmoe's model, for each target; see `refmoe.probe.claims`. Nothing else looks at it.
         scale: the format of its block scales, "ue8m0" or "ue4m3"; empty if it has none.
@@ -135,6 +138,7 @@ class Instruction:
     a: str
     b: str
     accumulator: str
+    kind: Mma
     targets: tuple[str, ...]
     model: Mapping[str, str] = field(hash=False)
     scale: str = ""
@@ -156,65 +160,49 @@ class Instruction:
         return self.k // self.scale_block if self.scale_block else 0
 
 
-TARGETS: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {
-        "sm_80": (8, 0),
-        "sm_86": (8, 6),
-        "sm_89": (8, 9),
-        "sm_90a": (9, 0),
-        "sm_100a": (10, 0),
-        "sm_103a": (10, 3),
-        "sm_120a": (12, 0),
-        "sm_121a": (12, 1),
-    }
-)
-"""The PTX target of each compute capability that is asked. Other chips get the newest target without an `a`."""
-
-_SM12X = ("sm_120a", "sm_121a")
 _FP8 = ("e4m3", "e5m2")
 # Of each scale_vec: the format of the scales, and the elements that share one.
 _SCALES = {"1X": ("ue8m0", 32), "2X": ("ue8m0", 32), "4X": ("ue4m3", 16)}
 
 
 def _build() -> tuple[Instruction, ...]:
-    everywhere = tuple(TARGETS)
     made: list[Instruction] = []
 
-    def mma(k: int, a: str, b: str, d: str, targets: tuple[str, ...], model: dict[str, str], extra: str = "") -> None:
+    def add(kind: Mma, name: str, k: int, a: str, b: str, d: str, extra: str = "") -> None:
         scale, block = _SCALES[extra.rsplit("::", 1)[-1]] if extra.endswith("X") else ("", 0)
-        name = f"mma.sync.aligned.m16n8k{k}.row.col{extra}.{d}.{a}.{b}.{d}{'.' + scale if scale else ''}"
-        made.append(Instruction(name, k, a, b, d, targets, model, scale, block))
+        had = {arch: target.sums[kind] for arch, target in TARGETS.items() if kind in target.sums}
+        models = {arch: sums.model if d == "f32" else sums.half for arch, sums in had.items()}
+        known = {arch: model for arch, model in models.items() if model}
+        name = f"{name}{'.' + scale if scale else ''}"
+        made.append(Instruction(name, k, a, b, d, kind, tuple(had), known, scale, block))
 
-    def alike(model: str) -> dict[str, str]:
-        return dict.fromkeys(everywhere, model)
+    def mma(kind: Mma, k: int, a: str, b: str, d: str = "f32", extra: str = "") -> None:
+        add(kind, f"mma.sync.aligned.m16n8k{k}.row.col{extra}.{d}.{a}.{b}.{d}", k, a, b, d, extra)
 
     for fmt in ("f16", "bf16"):
-        mma(16, fmt, fmt, "f32", everywhere, alike("sm90_mma"))
-    mma(16, "f16", "f16", "f16", everywhere, alike("sm90_mma_f16acc"))
+        mma(Mma.SYNC_BF16, 16, fmt, fmt)
+    mma(Mma.SYNC_BF16, 16, "f16", "f16", "f16")
     for fmt in ("f16", "bf16", "tf32"):
-        mma(8, fmt, fmt, "f32", everywhere, alike("sm90_mma_k8"))
-    mma(4, "tf32", "tf32", "f32", everywhere, alike("sm90_mma_k4"))
-    sm12x = dict.fromkeys(_SM12X, "sm120")
-    fp8 = ("sm_89", "sm_90a", "sm_100a", "sm_103a", *_SM12X)
+        mma(Mma.SYNC_K8, 8, fmt, fmt)
+    mma(Mma.SYNC_K4, 4, "tf32", "tf32")
     for a in _FP8:
         for b in _FP8:
-            mma(32, a, b, "f32", fp8, {"sm_90a": "sm90_mma_fp8", **sm12x})
+            mma(Mma.SYNC_FP8, 32, a, b)
     narrow = (*_FP8, "e2m1")
-    for extra in (".kind::f8f6f4", ".kind::mxf8f6f4.block_scale.scale_vec::1X"):
+    mixed = ((Mma.SYNC_F8F6F4, ".kind::f8f6f4"), (Mma.SYNC_MX, ".kind::mxf8f6f4.block_scale.scale_vec::1X"))
+    for kind, extra in mixed:
         for a in narrow:
             for b in narrow:
-                mma(32, a, b, "f32", _SM12X, sm12x, extra)
-    mxf4, nvf4 = dict.fromkeys(_SM12X, "sm120_mxf4"), dict.fromkeys(_SM12X, "sm120_nvf4")
-    mma(64, "e2m1", "e2m1", "f32", _SM12X, mxf4, ".kind::mxf4.block_scale.scale_vec::2X")
-    mma(64, "e2m1", "e2m1", "f32", _SM12X, mxf4, ".kind::mxf4nvf4.block_scale.scale_vec::2X")
-    mma(64, "e2m1", "e2m1", "f32", _SM12X, nvf4, ".kind::mxf4nvf4.block_scale.scale_vec::4X")
-    groups = [("f32", f, f, 16, "sm90_wgmma") for f in ("f16", "bf16")] + [("f32", "tf32", "tf32", 8, "sm90_wgmma")]
-    groups += [("f32", a, b, 32, "sm90_wgmma_fp8") for a in _FP8 for b in _FP8]
-    groups += [("f16", "f16", "f16", 16, "sm90_wgmma_f16acc")]
-    groups += [("f16", a, b, 32, "sm90_wgmma_fp8_f16acc") for a in _FP8 for b in _FP8]
-    for d, a, b, k, model in groups:
-        name = f"wgmma.mma_async.sync.aligned.m64n8k{k}.{d}.{a}.{b}"
-        made.append(Instruction(name, k, a, b, d, ("sm_90a",), {"sm_90a": model}))
+                mma(kind, 32, a, b, extra=extra)
+    mma(Mma.SYNC_MXF4, 64, "e2m1", "e2m1", extra=".kind::mxf4.block_scale.scale_vec::2X")
+    mma(Mma.SYNC_MXF4, 64, "e2m1", "e2m1", extra=".kind::mxf4nvf4.block_scale.scale_vec::2X")
+    mma(Mma.SYNC_NVF4, 64, "e2m1", "e2m1", extra=".kind::mxf4nvf4.block_scale.scale_vec::4X")
+    eight = [(Mma.WGMMA_FP8, a, b, 32) for a in _FP8 for b in _FP8]
+    single = [(Mma.WGMMA_BF16, "f16", "f16", 16), (Mma.WGMMA_BF16, "bf16", "bf16", 16)]
+    single += [(Mma.WGMMA_BF16, "tf32", "tf32", 8), *eight]
+    for d, groups in (("f32", single), ("f16", [single[0], *eight])):
+        for kind, a, b, k in groups:
+            add(kind, f"wgmma.mma_async.sync.aligned.m64n8k{k}.{d}.{a}.{b}", k, a, b, d)
     return tuple(made)
 
 

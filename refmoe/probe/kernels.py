@@ -7,12 +7,11 @@ answers. Layouts: PTX ISA, "Matrix fragments for mma.m16n8k16" and its neighbour
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from refmoe.chips import TARGETS
 from refmoe.probe.instructions import CODECS, Instruction
 from refmoe.probe.vectors import Batch
 from refmoe.silicon.wgmma import IMAGE_BYTES, InstructionKernel, descriptor
@@ -23,19 +22,6 @@ QUESTIONS = 8
 MOST_TILES = IMAGE_BYTES // 256 - 2
 """Of a launch: as many as a warpgroup's image holds columns of."""
 ENTRY = "probe"
-VERSIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "sm_80": "7.0",
-        "sm_86": "7.1",
-        "sm_89": "8.4",
-        "sm_90a": "8.4",
-        "sm_100a": "8.6",
-        "sm_103a": "8.8",
-        "sm_120a": "8.7",
-        "sm_121a": "8.8",
-    }
-)
-"""The PTX version of each target's kernels: the oldest that has all its instructions, so that old drivers take them."""
 _LANES = 32
 
 
@@ -53,7 +39,7 @@ def ptx_text(instruction: Instruction, target: str) -> str:
     """The module of one instruction for one chip; its entry is `probe`."""
     warpgroup = instruction.warpgroup
     body = InstructionKernel(instruction.name, held=True).text(ENTRY) if warpgroup else _mma_text(instruction)
-    return f".version {VERSIONS[target]}\n.target {target}\n.address_size 64\n{body}\n"
+    return f".version {TARGETS[target].ptx_version}\n.target {target}\n.address_size 64\n{body}\n"
 
 
 def _counts(instruction: Instruction) -> tuple[int, int, int]:

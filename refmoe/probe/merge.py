@@ -14,15 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from refmoe.chips import TARGETS
 from refmoe.errors import RefmoeError
 from refmoe.files import write_atomic
-from refmoe.probe.bundle import held, unstable_text, verdict, words_of
+from refmoe.probe.bundle import held, unstable_text, words_of
 from refmoe.probe.claims import model_of, word_of
 from refmoe.probe.family import Parameters
 from refmoe.probe.infer import Contradiction, infer
-from refmoe.probe.instructions import BY_NAME, INSTRUCTIONS, TARGETS, Instruction
+from refmoe.probe.instructions import BY_NAME, INSTRUCTIONS, Instruction
 from refmoe.probe.vectors import Batch, Vector
 from refmoe.reference.mma import Evidence
+from refmoe.reports.probe import verdict
 
 EVIDENCE = Path(__file__).parent / "evidence.json"
 """The one place where chips that answered are kept."""

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from refmoe.chips import CHIPS, compute_capability
 from refmoe.errors import describe
 from refmoe.ptx.arguments import Buffer, bind
 from refmoe.ptx.device_memory import DeviceMemory
@@ -46,7 +47,7 @@ LANES_AT_ONCE = 49152
 _INDEPENDENT_LANES_AT_ONCE = 24576
 # Shared memory of CTAs that run together: what watches for races takes ten times as much and more.
 _SHARED_AT_ONCE = 8 << 20
-_SHARED_LIMITS = {"sm_12": 101_376}
+# Shared memory of a block on chips that the table of chips does not have.
 _SHARED_LIMIT = 232_448
 # A warp of a launch that is run again with a change may take so many steps, or so many times as many as warps took
 # before on the average.
@@ -253,6 +254,15 @@ def launch(
     return results[0]
 
 
+def _shared_limit(target: str) -> int:
+    """Bytes of shared memory that a block may use: the chip's, or those of chips that are most like it."""
+    capability = compute_capability(target)
+    chips = list(CHIPS.values())
+    same = [chip for chip in chips if chip.compute_capability == capability]
+    alike = [chip for chip in chips if chip.compute_capability[0] == capability[0]]
+    return min((chip.shared_bytes for chip in same or alike), default=_SHARED_LIMIT)
+
+
 def _run(
     module: Module,
     entry: str,
@@ -294,7 +304,7 @@ def _run(
     shared, reserved = code.layout.shared_bytes, code.layout.reserved_bytes
     if shared_bytes:
         shared = code.layout.dynamic_offset + shared_bytes
-    limit = next((bytes_ for arch, bytes_ in _SHARED_LIMITS.items() if module.target.startswith(arch)), _SHARED_LIMIT)
+    limit = _shared_limit(module.target)
     if shared_bytes < 0 or shared - reserved > limit:
         raise ArgumentMismatch(f"{shared - reserved} bytes of shared memory; {module.target} has {limit} for a block")
     arena = Arena()

@@ -13,13 +13,12 @@ Source: CUDA C++ Programming Guide, table "Technical Specifications per Compute 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from refmoe.chips import CHIPS, Chip
+from refmoe.chips import CHIPS, Chip, compute_capability
 from refmoe.ptx.engine.machine import Launch, Machine
 from refmoe.ptx.errors import CoResidencyError, Deadlock, Index3, PtxError
 from refmoe.ptx.grid import BlockQueue, Grid
@@ -29,27 +28,6 @@ from refmoe.ptx.text.syntax import Instruction
 Array = Any
 
 
-@dataclass(frozen=True)
-class Multiprocessor:
-    """What a multiprocessor has room for at a time.
-
-    Attributes:
-        threads: of all its blocks.
-        blocks: so many.
-        shared_bytes: shared memory, of which each block takes its own and 1024 bytes more.
-    """
-
-    threads: int
-    blocks: int
-    shared_bytes: int
-
-
-#: By the major number of the compute capability.
-MULTIPROCESSORS = {
-    9: Multiprocessor(2048, 32, 228 * 1024),
-    10: Multiprocessor(2048, 32, 228 * 1024),
-    12: Multiprocessor(1536, 24, 100 * 1024),
-}
 _REGISTERS = 65536
 # Registers are given to a warp in such pieces.
 _REGISTER_UNIT = 256
@@ -84,8 +62,7 @@ def chip_of(target: str) -> Chip:
 
     A target that the table does not have is taken for that of a newer chip, which runs it too.
     """
-    match = re.match(r"sm_(\d+)(\d)", target)
-    capability = (int(match[1]), int(match[2])) if match else (0, 0)
+    capability = compute_capability(target)
     chips = list(CHIPS.values())
     same = [chip for chip in chips if chip.compute_capability == capability]
     newer = [chip for chip in chips if chip.compute_capability > capability]
@@ -107,11 +84,10 @@ def residency(chip: Chip, warps: int, shared_bytes: int, registers: int | None, 
         registers: of a thread, or None where nobody states them.
         multiprocessors: of the chip.
     """
-    room = MULTIPROCESSORS[chip.compute_capability[0]]
     limits = [
-        room.blocks,
-        room.threads // (32 * warps),
-        room.shared_bytes // (shared_bytes + _RESERVED_BYTES),
+        chip.resident_blocks,
+        chip.resident_threads // (32 * warps),
+        chip.resident_bytes // (shared_bytes + _RESERVED_BYTES),
     ]
     if registers is not None:
         of_a_warp = -(-registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT

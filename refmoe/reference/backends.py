@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from refmoe.chips import CHIPS, Mma
+from refmoe.chips import CHIPS, Chip, Mma
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.mma import MODELS, Evidence
 
@@ -49,68 +49,38 @@ class Backend:
         return tuple(self.accumulation)
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """How an instruction sums: the model that stands for it, by the formats whose evidence counts.
-
-    `seen_on` names the chips that the evidence is of; elsewhere the model is EXTRAPOLATED.
-    """
-
-    model: str
-    formats: tuple[str, str]
-    seen_on: tuple[str, ...] = ()
-
-    def on(self, arch: str, instruction: Mma) -> Accumulation:
-        evidence = MODELS[self.model].pair(*self.formats).evidence if arch in self.seen_on else Evidence.EXTRAPOLATED
-        return Accumulation(instruction.value, self.model, evidence)
-
-
-_MX, _NV, _BF16 = ("e2m1", "e4m3"), ("e2m1", "e2m1"), ("bf16", "bf16")
-_BOTH = ("mxfp4", "nvfp4")
-
-#: tcgen05's BF16 products have no model of their own.
-_SUMS: Mapping[Mma, _Sums] = MappingProxyType(
+#: The formats of an instruction's operands whose evidence counts.
+_FORMATS: Mapping[Mma, tuple[str, str]] = MappingProxyType(
     {
-        Mma.SYNC_MX: _Sums("sm120", _MX, ("sm_120a", "sm_121a")),
-        Mma.SYNC_NVF4: _Sums("sm120_nvf4", _NV, ("sm_120a", "sm_121a")),
-        Mma.TCGEN05_MX: _Sums("sm100", _MX, ("sm_100a",)),
-        Mma.SYNC_BF16: _Sums("sm90_mma", _BF16, ("sm_90a",)),
-        Mma.WGMMA_BF16: _Sums("sm90_wgmma", _BF16, ("sm_90a",)),
-        Mma.TCGEN05_F16: _Sums("sm90_wgmma", _BF16),
+        Mma.SYNC_MX: ("e2m1", "e4m3"),
+        Mma.SYNC_NVF4: ("e2m1", "e2m1"),
+        Mma.TCGEN05_MX: ("e2m1", "e4m3"),
+        **dict.fromkeys((Mma.SYNC_BF16, Mma.WGMMA_BF16, Mma.TCGEN05_F16), ("bf16", "bf16")),
+        **dict.fromkeys((Mma.WGMMA_FP8, Mma.TCGEN05_F8F6F4, Mma.SYNC_F8F6F4, Mma.SYNC_FP8), ("e4m3", "e4m3")),
     }
 )
+_BOTH = ("mxfp4", "nvfp4")
+
+
+def _accumulation(chip: Chip, mma: Mma) -> Accumulation:
+    sums = chip.sums[mma]
+    evidence = MODELS[sums.model].pair(*_FORMATS[mma]).evidence if sums.own else Evidence.EXTRAPOLATED
+    return Accumulation(mma.value, sums.model, evidence)
 
 
 def _backend(name: str, activations: str, *instructions: Mma, weights: tuple[str, ...] = ("mxfp4",)) -> Backend:
-    """A backend serves the chips that have one of its instructions."""
-    serves = [(arch, one) for one in instructions for arch, chip in CHIPS.items() if one in chip.instructions]
-    return Backend(name, activations, {arch: _SUMS[one].on(arch, one) for arch, one in serves}, weights)
+    """A backend serves the chips that have one of its instructions, by the first of them, and whose sums are known."""
+    serves: dict[str, Accumulation] = {}
+    for mma in instructions:
+        for arch, chip in CHIPS.items():
+            if mma in chip.sums and chip.sums[mma].model:
+                serves.setdefault(arch, _accumulation(chip, mma))
+    return Backend(name, activations, serves, weights)
 
 
 def _integer_backend(name: str) -> Backend:
     """A backend of `dp4a` runs everywhere: a block's sum is an exact int32, by the definition of the instruction."""
     return Backend(name, "q8_1", dict.fromkeys(CHIPS, Accumulation("dp4a", "exact", Evidence.DEFINITION)))
-
-
-#: The instruction of E4M3 on both sides and its model, by architecture: DeepGEMM's on SM90, and those that other chips
-#: have. Every chip's own model has evidence of its own.
-_FP8_PRODUCTS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "sm_90a": ("wgmma E4M3", "sm90_wgmma_fp8"),
-        "sm_100a": ("tcgen05.mma kind::f8f6f4", "sm100"),
-        "sm_120a": ("mma.sync kind::f8f6f4 m16n8k32", "sm120"),
-        "sm_121a": ("mma.sync kind::f8f6f4 m16n8k32", "sm120"),
-    }
-)
-
-
-def _block_fp8_backend(name: str) -> Backend:
-    """A backend whose products are E4M3 on both sides, promoted to FP32 after every 128 of K."""
-    adds = {
-        arch: Accumulation(instruction, model, MODELS[model].pair("e4m3", "e4m3").evidence)
-        for arch, (instruction, model) in _FP8_PRODUCTS.items()
-    }
-    return Backend(name, "block_fp8", adds, ("block_fp8",))
 
 
 _ALL = (
@@ -127,8 +97,14 @@ _ALL = (
     _integer_backend("llama_cpp"),
     # CUTLASS with NVFP4 on both sides; MXFP4 weights are NVFP4 weights too, see `refmoe.reference.tensor`.
     _backend("nvfp4", "nvfp4", Mma.SYNC_NVF4, weights=_BOTH),
-    # DeepSeek-V3 in block FP8, with its router and its shared expert.
-    _block_fp8_backend("deepseek_fp8"),
+    # DeepSeek-V3 in block FP8, with its router and its shared expert: products of E4M3 on both sides, promoted to FP32
+    # after every 128 of K. DeepGEMM's instruction on SM90, and those that other chips have.
+    _backend(
+        "deepseek_fp8",
+        "block_fp8",
+        *(Mma.WGMMA_FP8, Mma.TCGEN05_F8F6F4, Mma.SYNC_F8F6F4, Mma.SYNC_FP8),
+        weights=("block_fp8",),
+    ),
 )
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType({backend.name: backend for backend in _ALL})

@@ -17,7 +17,6 @@ from typing import Protocol
 
 from refmoe.chips import CHIPS, KERNEL_ARCHS
 from refmoe.errors import ArgumentError
-from refmoe.families.extents import extents_of
 from refmoe.families.family import Case
 from refmoe.museum import exhibits
 from refmoe.reference.mma import MODELS
@@ -69,8 +68,8 @@ class Record:
 
     @cached_property
     def extents(self) -> Mapping[str, int] | None:
-        """The bytes of each stage that the case has, None where they depend on its data."""
-        return extents_of(self.case) if self.case is not None else None
+        """The bytes of each stage that the case has, None without a case."""
+        return self.case.family.extents(self.case) if self.case is not None else None
 
 
 def contradictions(report: Report, records: Sequence[Record], catalog: Catalog) -> Iterator[GateRefusal]:

@@ -6,6 +6,7 @@ takes a word from it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -106,6 +107,15 @@ class BundleDocument(Model):
     parity: dict[str, Any] | None
     benchmarks: dict[str, Any] | None
     digest: Sha256
+
+
+def verdict(record: Mapping[str, Any]) -> str:
+    """One word on an instruction's record."""
+    if record["status"] == "unanswered":
+        return "UNANSWERED"
+    if record["holds"] is None:
+        return "NO MODEL" if record["status"] == "inferred" else "DIFFERS"
+    return "HOLDS" if record["holds"] else "DIFFERS"
 
 
 def read_bundle(path: Path) -> dict[str, Any]:

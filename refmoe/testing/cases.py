@@ -89,6 +89,10 @@ class Checked:
         """Whether no case fails and at least one ran."""
         return exit_status(self.results) == 0
 
+    def __bool__(self) -> bool:
+        """Whether it passed, so that `assert refmoe.check(...)` fails for a wrong kernel."""
+        return self.passed
+
     def __str__(self) -> str:
         failing = [result_text(self.kernel, result) for result in self.results if result.fails]
         counts = {verdict: sum(result.verdict is verdict for result in self.results) for verdict in Verdict}

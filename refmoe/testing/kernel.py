@@ -394,6 +394,8 @@ class UserKernel(Kernel):
     def sources(self) -> tuple[str, ...]:
         """FILE::FUNCTION of the function and of those that it wraps or encloses, and the further files.
 
+        Of an instance that can be called these are the files of its class and of the class's bases.
+
         Of modules of the project that these import, the whole files: what is in them decides the result too.
         """
         named: list[str] = []
@@ -437,10 +439,10 @@ class UserKernel(Kernel):
         """None: refmoe does not know who compiles it; `made_of` may say."""
 
     def _file(self, function: Any) -> str | None:
-        """A function's file below `root`; None of a package's."""
+        """The file below `root` of a function or a class; None of a package's, and of what no file has."""
         try:
             file = Path(inspect.getsourcefile(function) or "").resolve()
-        except TypeError:
+        except (TypeError, OSError):
             return None
         return self._below(file)
 

@@ -250,4 +250,5 @@ def _problem(case: Case) -> tuple[Inputs, Expectation]:
 
 @lru_cache(maxsize=64)
 def _own_sha256(family: Family, csrc: Path) -> str:
-    return kernel_sha256([Entry(source, "").path(csrc) for source in family.sources], family.host)
+    sources = [Entry(source, "").path(csrc) for source in family.sources]
+    return kernel_sha256(sources, family.host, run=(family.run,))

@@ -14,7 +14,7 @@ import inspect
 import io
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from os.path import relpath
@@ -24,10 +24,13 @@ from typing import Any
 from refmoe.cuda.toolchain import CSRC, FLAGS, with_includes
 from refmoe.errors import ArgumentError
 
+#: The module of the devices: whatever a kernel's own code launches, this compiles, uploads and launches.
+_DEVICES = "refmoe.cuda.device"
+
 #: Modules that host code imports and that decide no kernel's result, with all below them.
 _ENDS = (
-    # What runs any launch and makes none: a change in it is seen by every family's cases, not by one.
-    *("refmoe.cuda.device", "refmoe.cuda.toolchain", "refmoe.ptx", "refmoe.files"),
+    # What stands for the chip: a change in it is seen by every family's cases, not by one.
+    *("refmoe.ptx", "refmoe.files"),
     # How something is said.
     *("refmoe.errors", "refmoe.printed_modules"),
     # What a kernel is held against.
@@ -60,19 +63,27 @@ def _file_sha256(path: Path, name: str, state: tuple[int, int]) -> str:
     return sha256_of({name: python_text(text) if path.suffix == ".py" else cuda_text(text)})
 
 
-def kernel_sha256(sources: Iterable[Path], host: Iterable[str], flags: Iterable[str] = FLAGS) -> str:
-    """The hash of CUDA sources with the headers that they include, host modules with those that they import, and flags.
+def kernel_sha256(
+    sources: Iterable[Path], host: Iterable[str], flags: Iterable[str] = FLAGS, run: Iterable[object] = ()
+) -> str:
+    """The hash of all that decides what a kernel gives.
+
+    Of CUDA sources with the headers that they include, of host modules with those that they import, of what compiles
+    and launches, of flags, and of the functions and classes that hand a case's inputs to the host code.
 
     Args:
         sources: CUDA or C++ files.
         host: dotted names of the modules that make the launches.
         flags: what the sources are built with.
+        run: functions and classes of refmoe, with what they use: `Family.run`, or a subclass of `Kernel`.
 
     Raises:
         ArgumentError: a host module that there is not.
         OSError: a source cannot be read.
     """
+    host = (*host, _DEVICES)
     parts = {"flags": "\0".join(flags)}
+    parts |= {f"run/{name}": text for name, text in code_texts(run, host_modules(host)).items()}
     for number, source in enumerate(sources):
         parts |= {f"device/{number}/{name}": text for name, text in _cuda_files(source).items()}
     parts |= {f"host/{name}": _module_text(path) for name, path in host_modules(host).items()}
@@ -252,13 +263,86 @@ def _module_of(name: str) -> str:
 # --- a function of a module -----------------------------------------------------------------------------------------
 
 
+def code_texts(objects: Iterable[object], covered: Collection[str]) -> dict[str, str]:
+    """The texts of functions and classes, and of all in refmoe that they use, directly or not, by "module::name".
+
+    A family's file also has its cases and its expectation, which decide no kernel's result: only what is used counts.
+
+    Args:
+        objects: functions and classes of refmoe's modules.
+        covered: modules that are hashed as a whole elsewhere, and are left out.
+    """
+    found: dict[str, str] = {}
+    pending: list[tuple[str, str]] = []
+    for each in objects:
+        if inspect.isclass(each):
+            pending.append((each.__module__, each.__qualname__.partition(".")[0]))
+        else:
+            pending += [(one.__module__, _name_of(one) if whole else "") for one, whole in functions_of(each)]
+    while pending:
+        module, name = pending.pop()
+        path, key = _module_file(module), f"{module}::{name}"
+        left_out = any(f"{module}.".startswith(f"{end}.") for end in _ENDS) and not module.startswith(
+            "refmoe.families."
+        )
+        if key in found or path is None or left_out or module in covered:
+            continue
+        found[key], used = _code_text(path, module, name)
+        pending += used
+    return found
+
+
+def _name_of(function: Any) -> str:
+    """The statement of its module's top level that a function is written in; "" if there is none of a name."""
+    path = _module_file(function.__module__)
+    text = "" if path is None else path.read_text(encoding="utf-8")
+    return statement_name(text, function.__code__.co_firstlineno) or ""
+
+
+@lru_cache(maxsize=1024)
+def _code_text(path: Path, module: str, name: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The text of what a module has under a name, all of it for ""; and the (module, name) in refmoe that it uses."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        statements = _statements(text, name) if name else [text]
+    except ArgumentError:  # handed on by the package when it is asked for
+        statements = [text]
+    tree = ast.parse("\n".join(statements))
+    read = {name, *(each.id for each in _evaluated(tree) if isinstance(each, ast.Name))}
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    used: list[tuple[str, str]] = []
+    for node in _executed(tree):
+        if isinstance(node, ast.Import):
+            used += [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = importlib.util.resolve_name("." * node.level, package) if node.level else ""
+            source = ".".join(filter(None, (above, node.module)))
+            for alias in node.names:
+                if (alias.asname or alias.name) in read and source.startswith("refmoe"):
+                    whole = f"{source}.{alias.name}"
+                    used.append((whole, "") if _module_of(whole) == whole else (source, alias.name))
+    return "\n".join(map(python_text, statements)), tuple(each for each in used if each[0].startswith("refmoe."))
+
+
+def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all below it, without annotations, which nobody evaluates."""
+    yield node
+    for field, value in ast.iter_fields(node):
+        if field not in ("annotation", "returns"):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from _evaluated(child)
+
+
 def functions_of(function: object) -> list[tuple[Any, bool]]:
     """A function and those that it wraps or encloses, directly or not; the innermost that it wraps comes first.
 
     The bool beside each says whether the function's text alone decides what it does. It does not if the function gets
     data from a function around it, an instance or a `functools.partial`: that data is written elsewhere in the module.
+    Of an instance that can be called its classes come last.
     """
     found: dict[int, tuple[Any, bool]] = {}
+    instances: list[tuple[Any, bool]] = []
     pending = [(inspect.unwrap(function) if callable(function) else function, True), (function, True)]
     while pending:
         each, whole = pending.pop(0)
@@ -271,9 +355,11 @@ def functions_of(function: object) -> list[tuple[Any, bool]]:
             pending.append((each.func, False))
         elif inspect.ismethod(each):
             pending.append((each.__func__, whole and inspect.isclass(each.__self__)))
+        elif not inspect.isroutine(each) and not inspect.isclass(each):
+            instances += [(kind, False) for kind in type(each).__mro__]
         inner = [*enclosed, getattr(each, "__wrapped__", None)]
         pending += [(value, True) for value in inner if callable(value) and not inspect.isclass(value)]
-    return [(each, whole) for each, whole in found.values() if inspect.isfunction(each)]
+    return [*(pair for pair in found.values() if inspect.isfunction(pair[0])), *dict.fromkeys(instances)]
 
 
 def _enclosed(function: object) -> Iterator[object]:
@@ -291,6 +377,15 @@ _DYNAMIC = {"eval", "exec", "globals", "vars"}
 
 @lru_cache(maxsize=64)
 def function_text(text: str, name: str) -> str:
+    """What defines `name` in a module and what that uses, see `_statements`, without comments and docstrings.
+
+    Raises:
+        ArgumentError: there is none of that name.
+    """
+    return "\n".join(map(python_text, _statements(text, name)))
+
+
+def _statements(text: str, name: str) -> list[str]:
     """The top-level statements of a module that define `name`, and those that they use, directly or not.
 
     A statement is used if it defines or changes a name that a used statement mentions: every definition counts, a call
@@ -312,10 +407,10 @@ def function_text(text: str, name: str) -> str:
         for unit in more:
             used |= unit.mentioned | unit.functions
     if used & _DYNAMIC:
-        return python_text(text)
+        return [text]
     lines = text.split("\n")
     ordered = sorted(chosen, key=lambda unit: unit.first)
-    return "\n".join(python_text("\n".join(lines[unit.first - 1 : unit.last])) for unit in ordered)
+    return ["\n".join(lines[unit.first - 1 : unit.last]) for unit in ordered]
 
 
 @dataclass(frozen=True, eq=False)

@@ -138,6 +138,10 @@ class Result:
         """Whether it makes a command exit with 1: a failing verdict, or a refusal that is not in the case list."""
         return self.verdict.fails or (self.verdict is Verdict.UNSUPPORTED and not self.expected)
 
+    def __bool__(self) -> bool:
+        """Whether the case ran and passed, so that `assert refmoe.repro(...)` fails for anything else."""
+        return self.verdict is Verdict.PASS
+
     @property
     def line(self) -> str:
         """The verdict with its reason and its first mismatch, in one line."""

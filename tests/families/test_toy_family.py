@@ -1,11 +1,13 @@
 """A family is added by the files of its name and by its place in the list of families; this adds one, and uses it.
 
-The files lie in tests/support/toy as they would in refmoe: a reference, a CUDA source, its launch, a family, a planted
-fault. They are laid over a copy of the package, which another Python then imports.
+The files lie in tests/support/toy as they would in the repository: a specification and a reference, a CUDA source, its
+launch, a family, a planted fault, a page, a test. They are laid over a copy of the package and of docs, which another
+Python then uses.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -18,8 +20,10 @@ import pytest
 
 import refmoe
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
+from refmoe.reports.documents import digest_of
 
 PACKAGE = Path(refmoe.__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
 TOY = Path(__file__).resolve().parents[1] / "support" / "toy"
 
 SCRIPT = """
@@ -77,8 +81,11 @@ def overlaid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except ToolchainError as error:
         pytest.skip(str(error))
     root = tmp_path_factory.mktemp("overlaid")
-    shutil.copytree(PACKAGE, root / "refmoe")
-    shutil.copytree(TOY, root / "refmoe", dirs_exist_ok=True)
+    shutil.copytree(PACKAGE, root / "refmoe", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "docs", root / "docs", ignore=shutil.ignore_patterns("*.png"))
+    (root / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "test_docs.py", root / "tests")
+    shutil.copytree(TOY, root, dirs_exist_ok=True)
     # The one other place: the list of families, which imports what it lists.
     path = root / "refmoe" / "families" / "__init__.py"
     text = path.read_text()
@@ -88,6 +95,11 @@ def overlaid(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "(MOE, ", "(TOY, MOE, "
         )
     )
+    # docs/index.md lists the pages.
+    index = root / "docs" / "index.md"
+    line = "| [finalize](families/finalize.md) |"
+    assert index.read_text().count(line) == 1
+    index.write_text(index.read_text().replace(line, f"| [toy](families/toy.md) | `toy` | neighbours |\n{line}"))
     return root
 
 
@@ -110,10 +122,11 @@ def found(overlaid: Path) -> dict[str, Any]:
 def test_its_files_are_those_of_the_rule_and_nothing_else() -> None:
     files = {path.relative_to(TOY).as_posix() for path in TOY.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     assert files == {
-        "reference/toy.py", "cuda/toy.py", "cuda/csrc/toy.cu", "families/toy.py",
-        "families/mutants/toy/01-toy-first-of-pair.patch",
+        "refmoe/reference/scalar/toy.py", "refmoe/reference/toy.py", "refmoe/cuda/toy.py", "refmoe/cuda/csrc/toy.cu",
+        "refmoe/families/toy.py", "refmoe/families/mutants/toy/01-toy-first-of-pair.patch",
+        "docs/families/toy.md", "tests/reference/test_toy.py",
     }  # fmt: skip
-    assert not any((PACKAGE / file).exists() for file in files)
+    assert not any((ROOT / file).exists() for file in files)
 
 
 def test_its_cases_are_listed_printed_and_parsed(found: dict[str, Any]) -> None:
@@ -151,3 +164,47 @@ def test_a_users_function_is_held_against_its_contract(found: dict[str, Any]) ->
 def test_a_command_runs_its_case(overlaid: Path) -> None:
     said = python(overlaid, "-m", "refmoe", "repro", "toy:f32:m5k96:gaussian:seed7@ptx")
     assert "PASS" in said
+
+
+def test_its_reference_is_its_specification_and_its_page_holds(overlaid: Path) -> None:
+    quiet = "-m", "pytest", "-q", "-p", "no:cacheprovider"
+    assert "2 passed" in python(overlaid, *quiet, "tests/reference/test_toy.py")
+    said = python(overlaid, *quiet, "tests/test_docs.py", "-k", "a_family_page and toy")
+    assert "7 passed" in said, said
+
+
+@pytest.fixture(scope="module")
+def reported(overlaid: Path) -> dict[str, Any]:
+    """The report of its cases."""
+    python(overlaid, "-m", "refmoe", "parity", "--suite", "toy", "--arch", "sm_120a", "--report", "toy.json")
+    report: dict[str, Any] = json.loads((overlaid / "toy.json").read_text())
+    return report
+
+
+def gate(overlaid: Path, report: dict[str, Any]) -> dict[str, Any]:
+    """What the gate says of a report with the digest that its content has."""
+    path = overlaid / "held.json"
+    path.write_text(json.dumps({**report, "digest": digest_of(report)}))
+    environment = {**os.environ, "PYTHONPATH": str(overlaid), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "refmoe", "gate", str(path), "--no-baseline", "--json"]
+    run = subprocess.run(command, cwd=overlaid, env=environment, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(run.stdout)
+    assert run.returncode == (1 if found["refusals"] else 0)
+    return found
+
+
+def test_the_gate_refuses_a_report_with_too_few_bytes_or_another_stage(
+    overlaid: Path, reported: dict[str, Any]
+) -> None:
+    assert gate(overlaid, reported)["refusals"] == []
+
+    few = copy.deepcopy(reported)
+    case = next(case for case in few["cases"] if case["compared"])
+    case["compared"] -= 4
+    (refusal,) = gate(overlaid, few)["refusals"]
+    assert "956 bytes compared, and its shape has 960" in refusal
+
+    other = copy.deepcopy(reported)
+    case = next(case for case in other["cases"] if case["compared"])
+    case["differing"] = {"half": 0}
+    assert {"case.bytes", "case.stages"} <= set(gate(overlaid, other)["checks"])

@@ -18,12 +18,13 @@ from typer.testing import CliRunner
 from refmoe.cli import app
 from refmoe.errors import ArgumentError
 from refmoe.probe import merge
-from refmoe.probe.bundle import bundle_of, chosen, probe, summary, verdict
+from refmoe.probe.bundle import bundle_of, chosen, probe, summary
 from refmoe.probe.hosts import CudaBox, ExecutorBox
 from refmoe.probe.instructions import BY_NAME
 from refmoe.probe.merge import BadBundle, check_bundle, chips_sentence, raised, read_evidence, table, word
 from refmoe.reports.documents import digest_of
-from refmoe.reports.probe import MAX_BUNDLE_BYTES, read_bundle
+from refmoe.reports.html import page_text, read_source
+from refmoe.reports.probe import MAX_BUNDLE_BYTES, read_bundle, verdict
 
 K8 = "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32"
 HALF = "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16"
@@ -71,6 +72,22 @@ def test_a_bundle_holds_and_is_merged(tmp_path: Path) -> None:
     assert "| NVIDIA H200 (sm_90a) | CUDA 13.0 | 3 | 3 | 0 |" in table(evidence)
     with pytest.raises(BadBundle, match="it was merged before"):
         raised(evidence, checked)
+
+
+def test_a_page_shows_what_each_instruction_answered(tmp_path: Path) -> None:
+    path = tmp_path / "bundle.json"
+    path.write_text(json.dumps(made()))
+    text = page_text([read_source(path)])
+    assert "NVIDIA H200 (sm_90a): 3 HOLDS" in text
+    for each in made()["instructions"]:
+        assert f"<code>{each['name']}</code>" in text
+        assert f'<td class="number">{sum(len(asked["answers"]) // 8 for asked in each["asked"]):,}</td>' in text
+    assert made()["left_out"][0]["reason"] in text
+
+    wrong = copy.deepcopy(made())
+    record(wrong).update(holds=False, differing=3)
+    path.write_text(json.dumps(sealed(wrong)))
+    assert f"<code>{K8}: " in page_text([read_source(path)]).split("</div>")[0], "the banner names it"
 
 
 def test_pages_show_the_evidence() -> None:

@@ -19,11 +19,13 @@ from refmoe import catalog
 from refmoe.catalog import source_sha256
 from refmoe.cli import app
 from refmoe.reports.documents import ReportError, digest_of
-from refmoe.reports.gate import check_reports
+from refmoe.reports.gate import KINDS, check_reports
 from refmoe.reports.html import MAX_BYTES, page_of, page_text, read_source
 from refmoe.reports.html.curves import curves_svg
 from refmoe.reports.html.heatmap import extent_text, heatmap_svg, key_text
+from refmoe.reports.html.page import SECTIONS
 from refmoe.reports.html.section import Limits
+from refmoe.reports.mutation import GROUPS, figures, grouped
 from refmoe.reports.parity import MismatchMapRecord, make_report
 from refmoe.silicon import conformance
 from refmoe.verify import kernel
@@ -204,6 +206,66 @@ def test_other_documents_are_shown_beside_reports(tmp_path: Path) -> None:
         assert path.name in found.text
     assert "0 differ where exactness is claimed" in found.text
     assert {link[1:] for link in found.links if link.startswith("#")} <= found.ids
+
+
+def test_every_kind_of_document_has_a_section() -> None:
+    assert set(KINDS) | {"baseline", "probe"} == set(SECTIONS)
+
+
+def test_a_litmus_program_outside_of_what_ptx_allows_stands_first(tmp_path: Path) -> None:
+    made = json.loads((ROOT / "reports" / "litmus.json").read_text())
+    path = tmp_path / "litmus.json"
+
+    def shown() -> str:
+        path.write_text(json.dumps({**made, "digest": digest_of(made)}))
+        return Page(page_text([read_source(path)])).text
+
+    good = shown()
+    assert f"PASS {made['programs']:,} programs on an {made['gpu']}, {made['runs']:,} runs: 0 left behind" in good
+    runs = sum(row["runs"] for row in made["rows"] if row["shape"] == "MP")
+    assert f"allowed MP {sum(row['shape'] == 'MP' for row in made['rows'])} {runs:,}" in good
+
+    last = made["rows"][-1]
+    last["outside"], made["outside"] = [[7, 1, 5]], 1
+    bad = shown()
+    assert "1 left behind what PTX does not allow" in bad
+    assert f"{last['shape']} / {last['cause']}: 7 1 5 FAIL" in bad, "the banner names it"
+    assert f"OUTSIDE {last['shape']} {last['cause']} {last['runs']:,}" in bad
+
+
+def test_survivors_of_mutation_stand_first_with_their_reason(tmp_path: Path) -> None:
+    outcomes = ["caught"] * 3 + ["timed out", "equivalent", "does not build", "survived"]
+    mutants = [
+        {
+            "id": f"cuda:quantize:guard:{number}", "floor": "cuda", "kernel": "quantize", "operator": "guard",
+            "outcome": outcome, "case": str(CASE) if outcome == "caught" else None,
+            "check": {"caught": "bytes", "equivalent": "SASS"}.get(outcome), "cases": 3,
+        }
+        for number, outcome in enumerate(outcomes)
+    ]  # fmt: skip
+    made = {
+        "kind": "mutation", "seconds": 1.5, "passed": False, "sample": {"of": 1234, "tried": 7, "seed": 5},
+        "summary": figures(mutants, {}), "mutants": mutants,
+        **{group: grouped(mutants, group[:-1], {}) for group in GROUPS},
+        "survivors": [{"id": mutants[-1]["id"], "cases": 3, "verdict": "open", "reason": "nobody has looked yet"}],
+    }  # fmt: skip
+    path = tmp_path / "mutation.json"
+    path.write_text(json.dumps({**made, "digest": digest_of(made)}))
+    text = Page(page_text([read_source(path)])).text
+    assert "FAIL 4 of 7 mutants caught, 1 survived, 1 are equivalent, 1 do not build; 1,234 were there" in text
+    assert "80.0 % of the mutants that can be caught are; needed 98.0 %" in text
+    assert "open cuda:quantize:guard:6 3 nobody has looked yet" in text
+    assert "By kernel floor kernel mutants does not build same code proven equivalent caught timed out survived" in text
+    assert f"caught cuda:quantize:guard:0 cuda quantize guard {CASE} bytes 3" in text
+
+
+def test_a_baseline_is_counted_by_family_and_device() -> None:
+    path = ROOT / "reports" / "baseline.json"
+    cases = json.loads(path.read_text())["cases"]
+    here = sum(case.startswith("expand:") and case.endswith("@cuda") for case in cases)
+    text = Page(page_text([read_source(path)])).text
+    assert f"{len(cases):,} cases must go on passing" in text
+    assert f"expand cuda {here:,}" in text
 
 
 def test_the_banner_speaks_for_all_documents(tmp_path: Path) -> None:

@@ -64,6 +64,17 @@ def test_a_right_function_passes_every_case_of_the_level() -> None:
     assert 0 < len(half.results) < len(checked.results)
 
 
+def test_a_result_is_true_only_if_it_passed() -> None:
+    passed = check(right, "quantize", arrays="numpy", cases=CASES)
+    failed = check(wrong, "quantize", arrays="numpy", cases=CASES)
+    absent = check(right, "quantize", arrays="numpy", cases=CASES, missing=lambda: "not here")
+    assert [bool(checked) for checked in (passed, failed, absent)] == [True, False, False]
+    assert [bool(result) for result in failed.results] == [True, False]
+    assert not any(absent.results)
+    with pytest.raises(AssertionError):
+        assert check(wrong, "quantize", arrays="numpy", cases=CASES)
+
+
 def test_what_differs_is_printed_with_its_place_and_how_to_run_it_again() -> None:
     checked = check(wrong, "mxfp8_quantize", arrays="numpy", cases=CASES)
     assert not checked.passed

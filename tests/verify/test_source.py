@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import hashlib
 import importlib
 import sys
 import textwrap
@@ -18,9 +20,11 @@ from refmoe.catalog import all_families, kernel_of
 from refmoe.cuda.toolchain import CSRC, FLAGS
 from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
+from refmoe.museum.cutlass import kernel as cutlass
+from refmoe.museum.deepgemm import kernel as deepgemm
 from refmoe.testing import kernel
 from refmoe.verify import source
-from refmoe.verify.kernel import Devices, Kernel
+from refmoe.verify.kernel import Devices, Kernel, _own_sha256
 from refmoe.verify.source import (
     cuda_text,
     function_text,
@@ -209,8 +213,90 @@ def test_what_decides_tiles_and_alignments_is_hashed_and_what_a_kernel_is_held_a
 ) -> None:
     found = set(host_modules(FAMILIES[name].host))
     assert modules <= found
-    ends = ("errors", "ptx", "families", "verify", "reference.mma", "reference.scalar", "cuda.device", "cuda.toolchain")
+    ends = ("errors", "ptx", "families", "verify", "reference.mma", "reference.scalar")
     assert not [each for each in found for end in ends if f"{each}.".startswith(f"refmoe.{end}.")]
+
+
+def sha256_with(name: str, module: str, text: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
+    """The hash of a family's kernel, or of an exhibit's, where one of refmoe's modules has another text."""
+    case = next(iter(all_families()[name].level("quick")))
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:8]}.py"
+    path.write_text(text)
+    present = source._module_file
+    with monkeypatch.context() as changed:
+        changed.setattr(source, "_module_file", lambda asked: path if asked == module else present(asked))
+        for kept in (_own_sha256, cutlass._sha256, deepgemm._sha256):
+            kept.cache_clear()
+        found = kernel_of(case, Devices()).source_sha256()
+    for kept in (_own_sha256, cutlass._sha256, deepgemm._sha256):
+        kept.cache_clear()
+    assert found is not None
+    return found
+
+
+MXFP8, CUTLASS, DEEPGEMM, CUTE = "mxfp8_quantize", "cutlass_gemm", "deepgemm_gemm", "cute_deepseek_gemm"
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "before"),
+    [
+        # What launches and what compiles, for refmoe's own kernels and for the museum's.
+        *((name, "refmoe.cuda.device", "") for name in (MXFP8, CUTLASS, DEEPGEMM, CUTE)),
+        *((name, "refmoe.cuda.toolchain", "") for name in (MXFP8, "moe", CUTLASS)),
+        # What hands a case to the host code, and what that calls.
+        (MXFP8, "refmoe.families.quantize", "def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:"),
+        (MXFP8, "refmoe.families.far", "def far_device("),
+        ("moe", "refmoe.families.moe", "def _arguments(case: Case, inputs: Inputs) -> dict[str, Any]:"),
+        ("sm12x_gemm", "refmoe.families.gemm.grouped", "def run_products("),
+        (CUTLASS, "refmoe.museum.cutlass.kernel", "class Cutlass(Kernel):"),
+        (DEEPGEMM, "refmoe.museum.deepgemm.kernel", "class DeepGemm(Kernel):"),
+        (DEEPGEMM, "refmoe.museum.deepgemm.kernel", "def _taken(case: Case, problem: Problem, found: Any) -> Any:"),
+        (CUTE, "refmoe.museum.cute_deepseek_gemm.kernel", "class CuteGemm(CuteKernel):"),
+        (CUTE, "refmoe.museum.cute_kernel", "class CuteKernel(Kernel, ABC):"),
+    ],
+)
+def test_a_statement_more_in_what_runs_a_case_changes_the_hash(
+    name: str, module: str, before: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = source._module_file(module)
+    assert path is not None
+    text = path.read_text()
+    assert text.count(before) == 1 or not before
+
+    def sha256(more: str) -> str:
+        # At the end of a module that counts as a whole, else at the head of the function or the class.
+        changed = text + f"\n{more}\n" if not before else with_statement(text, before, more)
+        return sha256_with(name, module, changed, monkeypatch, tmp_path)
+
+    same = sha256_with(name, module, text, monkeypatch, tmp_path)
+    assert sha256("# a comment") == same
+    assert sha256("more = 1") != same
+
+
+def with_statement(text: str, definition: str, statement: str) -> str:
+    """A module's text with a statement more behind the first line of the body of a function or a class."""
+    (node,) = (
+        each
+        for each in ast.parse(text).body
+        if isinstance(each, (ast.FunctionDef, ast.ClassDef))
+        and text.split("\n")[each.lineno - 1].startswith(definition.split("\n")[0])
+    )
+    lines = text.split("\n")
+    lines.insert(node.body[0].end_lineno or 0, f"    {statement}")
+    return "\n".join(lines)
+
+
+def test_cases_and_expectations_of_a_family_decide_no_kernels_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, module in ((MXFP8, "refmoe.families.quantize"), (DEEPGEMM, "refmoe.museum.deepgemm.kernel")):
+        path = source._module_file(module)
+        assert path is not None
+        text = path.read_text()
+        same = sha256_with(name, module, text, monkeypatch, tmp_path)
+        for function in ("def _quick()", "def _default()"):
+            changed = with_statement(text, function, "more = 1")
+            assert sha256_with(name, module, changed, monkeypatch, tmp_path) == same
 
 
 def test_what_only_a_type_checker_imports_is_not_hashed(tmp_path: Path) -> None:
@@ -543,6 +629,30 @@ def test_a_decorator_of_another_file_hides_no_function(project: Project) -> None
     wraps = deco.replace("def inner", "@wraps(f)\n    def inner")
     wrapped = project.kernel(deco=f"from functools import wraps\n\n\n{wraps}", mine=mine)
     assert wrapped.sources() == ("mine.py::quantize", "deco.py::timed")
+
+
+CALLABLE = """
+from base import Base
+
+
+class Rounds(Base):
+    def __call__(self, x):
+        return self.rounded(x)
+
+
+quantize = Rounds()
+"""
+
+
+def test_an_instance_that_can_be_called_is_hashed_with_its_class_and_the_bases(project: Project) -> None:
+    base = "class Base:\n    def rounded(self, x):\n        return x + 1\n"
+    same = project.sha256(base=base, mine=CALLABLE)
+    assert project.kernel(base=base, mine=CALLABLE).sources() == ("mine.py", "base.py")
+    assert project.sha256(base=base, mine=CALLABLE + "\n# said\n") == same
+    assert project.sha256(base=base, mine=CALLABLE.replace("(x)\n\n", "(x + 1)\n\n")) != same
+    assert project.sha256(base=base.replace("x + 1", "x + 2"), mine=CALLABLE) != same
+    held = CALLABLE + "\n\ncalled = quantize\n\n\ndef quantize(x):\n    return called(x)\n"
+    assert project.sha256(base=base, mine=held) != project.sha256(base=base.replace("x + 1", "x + 2"), mine=held)
 
 
 def test_a_report_can_be_held_against_the_files_again(project: Project) -> None:

@@ -30,7 +30,7 @@ from refmoe.cuda.deepseek_gemm import (
     BLOCK,
     INSTRUCTIONS,
     GroupedShape,
-    accumulation_models,
+    chosen_model,
     deepseek_gemm_plan,
     scale_strides,
 )
@@ -210,14 +210,12 @@ def deepseek_steps(
             `refmoe.cuda.deepseek_gemm.accumulation_models(arch)`; None for the first.
 
     Raises:
-        ArgumentError: a model that `arch` does not have.
+        ArgumentError: a model that `arch` does not have, or an `arch` without any.
     """
-    models = accumulation_models(arch)
-    if model is not None and model not in models:
-        raise ArgumentError("model", f"{describe(model)} on {arch}", " or ".join(models))
+    chosen = chosen_model(model, arch)
     if shape.tokens == 0:
         return ()
-    return tuple(_Planner(shape, options, buffers, multiprocessors, model or models[0]).steps())
+    return tuple(_Planner(shape, options, buffers, multiprocessors, chosen).steps())
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from refmoe.families.activation import POISONED_BF16
 from refmoe.families.block_fp8 import TileCodes
 from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Lack, Outputs
+from refmoe.families.extents import block_fp8_rows
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Lack, Outputs
 from refmoe.families.quantize import LOOPING_ROWS
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_codes
@@ -372,6 +373,12 @@ def _refuses() -> Iterator[Case]:
     )
 
 
+def _extents(case: Case) -> Extents:
+    """The bytes of each buffer."""
+    batches = case.shape.e if case.rows == "masked" else 1
+    return block_fp8_rows(batches * case.shape.m, case.shape.k)
+
+
 DEEPSEEK_ACTIVATION = Family(
     name="deepseek_activation",
     about="SwiGLU of a first product's rows in expert order, quantized to block FP8 for the second.",
@@ -388,6 +395,7 @@ DEEPSEEK_ACTIVATION = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     contract=Contract(

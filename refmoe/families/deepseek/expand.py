@@ -15,7 +15,8 @@ from refmoe.families.block_fp8 import BLOCK_FP8_QUANTIZE, TileCodes
 from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.deepseek.activation import RowScales
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Inputs, Outputs
+from refmoe.families.extents import block_fp8_rows
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.quantize import LOOPING_ROWS
 from refmoe.families.vacuity import doubt_codes
@@ -188,6 +189,15 @@ def _refuses() -> Iterator[Case]:
     )
 
 
+def _extents(case: Case) -> Extents:
+    """The bytes of each buffer."""
+    tokens = block_fp8_rows(case.shape.m, case.shape.k)
+    return {
+        **block_fp8_rows(case.shape.rows, case.shape.k),
+        **{f"token_{name}": size for name, size in tokens.items()},
+    }
+
+
 DEEPSEEK_EXPAND = Family(
     name="deepseek_expand",
     about="Tokens quantized to block FP8 on their way to the rows of their experts, and as they are.",
@@ -203,6 +213,7 @@ DEEPSEEK_EXPAND = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=_CHANGES,

@@ -14,6 +14,7 @@ from refmoe.draw import Draw
 from refmoe.families.activation import POISONED_BF16
 from refmoe.families.case import Shape, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, expert_ids
+from refmoe.families.extents import sum_extents
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, far_device, lacks_memory
 from refmoe.families.finalize import (
@@ -235,6 +236,7 @@ DEEPSEEK_FINALIZE = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=sum_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=_CHANGES,

@@ -24,7 +24,19 @@ from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, exper
 from refmoe.families.deepseek.activation import RowScales
 from refmoe.families.deepseek.routing import ChosenIds
 from refmoe.families.deepseek_gemm.family import ASSUMPTIONS
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, LaunchFailed, Outputs
+from refmoe.families.extents import block_fp8_rows, permutation, staged
+from refmoe.families.family import (
+    POISON,
+    Case,
+    Contract,
+    Expectation,
+    Extents,
+    Family,
+    Fill,
+    Inputs,
+    LaunchFailed,
+    Outputs,
+)
 from refmoe.families.finalize import TokenSums, doubt_sums
 from refmoe.families.gemm.stages import Products
 from refmoe.families.kept import Kept
@@ -381,7 +393,9 @@ def _taken(case: Case, device: Device, written: Mapping[str, Any], launches: Seq
 def _lacks(case: Case, arch: str) -> str | None:
     """Why a chip cannot run a case: its instructions follow other models."""
     if arch and case.model not in (had := accumulation_models(arch)):
-        return f"{arch} has no instruction of the model {case.model}; its own are of {' and '.join(had)}"
+        return (
+            f"{arch} has no instruction of the model {case.model}; its own are of {' and '.join(had) or 'none of ours'}"
+        )
     return None
 
 
@@ -530,6 +544,29 @@ def _refuses() -> Iterator[Case]:
     )
 
 
+def _extents(case: Case) -> Extents:
+    """The bytes of each buffer."""
+    m, k, n, rows = case.shape.m, case.shape.k, case.shape.n, case.shape.rows
+    chosen = 4 * rows
+    expanded, shared = dict(block_fp8_rows(rows, k)), dict[str, Extents]()
+    if case.shared == "added":
+        expanded |= {f"token_{name}": size for name, size in block_fp8_rows(m, k).items()}
+        # Two shared experts side by side: one of twice the size.
+        shared["shared_gemm1"] = {"out": m * 4 * n * 2}
+        shared["shared_activation"] = block_fp8_rows(m, 2 * n)
+        shared["shared_gemm2"] = {"out": m * k * 2}
+    return staged(
+        route={"topk_ids": chosen, "topk_weights": chosen} if case.router == "logits" else {},
+        permute=permutation(case),
+        expand=expanded,
+        gemm1={"out": rows * 2 * n * 2},
+        activation=block_fp8_rows(rows, n),
+        gemm2={"out": rows * k * 2},
+        finalize={"out": m * k * 2},
+        **shared,
+    )
+
+
 DEEPSEEK_MOE = Family(
     name="deepseek_moe",
     about="A whole DeepSeek-V3 layer: route, permute, expand, products, activations, shared expert, finalize.",
@@ -552,6 +589,7 @@ DEEPSEEK_MOE = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=_CHANGES,

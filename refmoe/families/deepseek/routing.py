@@ -18,6 +18,7 @@ from refmoe.draw import Draw
 from refmoe.errors import ArgumentError
 from refmoe.families.case import Shape, number, refused, word
 from refmoe.families.choices import RANKS, ROUTED
+from refmoe.families.extents import routing_extents
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Lack, Outputs
 from refmoe.families.routing import ENTRY, ChoiceRows, FirstRows, RefusedToken, RowChoices, Weights, maps_of, outputs_of
 from refmoe.families.stages import Plane, matrix_plane
@@ -485,6 +486,7 @@ DEEPSEEK_ROUTING = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=routing_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=_CHANGES,

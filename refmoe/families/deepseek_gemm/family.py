@@ -34,7 +34,8 @@ from refmoe.families.deepseek_gemm.problem import (
     output_rows,
     windows,
 )
-from refmoe.families.family import POISON, Assumption, Case, Contract, Expectation, Family, Inputs, Outputs
+from refmoe.families.extents import ELEMENT_BYTES, WITNESSES
+from refmoe.families.family import POISON, Assumption, Case, Contract, Expectation, Extents, Family, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, behind, far_device, lacks_memory
 from refmoe.families.gemm.stages import Interval
 from refmoe.families.vacuity import doubt_products
@@ -304,7 +305,9 @@ def _lacks(case: Case, arch: str) -> str | None:
     if (far := lacks_memory(case, arch)) is not None:
         return far
     if arch and case.model not in (had := accumulation_models(arch)):
-        return f"{arch} has no instruction of the model {case.model}; its own are of {' and '.join(had)}"
+        return (
+            f"{arch} has no instruction of the model {case.model}; its own are of {' and '.join(had) or 'none of ours'}"
+        )
     return None
 
 
@@ -503,6 +506,14 @@ def _refuses() -> Iterator[Case]:
     )
 
 
+def _extents(case: Case) -> Extents:
+    """The bytes of each buffer."""
+    batches = case.shape.e if case.grouping == "masked" else 1
+    # No kernel pads rows there that a second answer could leave out.
+    stages = [stage for stage in ("out", *WITNESSES.get(case.fill, ())) if stage != "out-unpadded"]
+    return dict.fromkeys(stages, batches * case.shape.m * case.shape.n * ELEMENT_BYTES[case.dtype])
+
+
 DEEPSEEK_GEMM = Family(
     name="deepseek_gemm",
     about="Grouped GEMM of block FP8 tokens with block FP8 weights, promoted to FP32 after every 128 of K.",
@@ -527,6 +538,7 @@ DEEPSEEK_GEMM = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=_CHANGES,

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.chips import Mma
 from refmoe.cuda.gemm.tile import MIN_STAGES, TILES, Tile, check_tile, max_stages, parse_cluster, parse_tile
 from refmoe.draw import Draw
 from refmoe.families.case import MULTIPROCESSORS, Shape, number, refused, triple
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
-from refmoe.families.family import POISON, Assumption, Case, Expectation, Family, Inputs, Outputs
+from refmoe.families.extents import product_extents
+from refmoe.families.family import POISON, Assumption, Case, Expectation, Family, Inputs, Outputs, in_software
 from refmoe.families.far import EXPERTS_BEFORE, ROWS_BEFORE, lacks_memory
 from refmoe.families.gemm.epilogue import (
     ALPHA,
@@ -381,6 +383,7 @@ SM12X_GEMM = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=product_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes={**PRODUCT_CHANGES, "cluster-empty": lambda given: {"cluster": (0, 1, 1)}},
@@ -389,5 +392,5 @@ SM12X_GEMM = Family(
     host=("refmoe.cuda.gemm.kernel",),
     check=_check,
     lacks=lacks_memory,
-    software={"sm_90a": _software},
+    software=in_software(Mma.SYNC_MX, _software),
 )

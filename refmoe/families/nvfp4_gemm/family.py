@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.chips import DEFAULT_ARCH
+from refmoe.chips import DEFAULT_ARCH, Mma
 from refmoe.cuda.gemm.tile import MIN_STAGES, Tile, parse_tile
 from refmoe.cuda.nvfp4_gemm import TILES, max_stages
 from refmoe.draw import Draw
 from refmoe.families.case import MULTIPROCESSORS, Shape, number, refused, triple
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
-from refmoe.families.family import POISON, Assumption, Case, Expectation, Family, Inputs, Outputs
+from refmoe.families.extents import product_extents
+from refmoe.families.family import POISON, Assumption, Case, Expectation, Family, Inputs, Outputs, in_software
 from refmoe.families.far import EXPERTS_BEFORE, ROWS_BEFORE, lacks_memory
 from refmoe.families.gemm.epilogue import (
     ALPHA,
@@ -345,6 +346,7 @@ SM12X_NVFP4_GEMM = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=product_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
     changes=PRODUCT_CHANGES,
@@ -353,5 +355,5 @@ SM12X_NVFP4_GEMM = Family(
     host=("refmoe.cuda.nvfp4_gemm",),
     check=_check,
     lacks=lacks_memory,
-    software={"sm_90a": _software},
+    software=in_software(Mma.SYNC_NVF4, _software),
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.families.case import Shape
 from refmoe.families.deepseek.activation import DEEPSEEK_ACTIVATION
 from refmoe.families.family import Case, Inputs, Outputs
@@ -80,7 +81,7 @@ CUTE_DEEPSEEK_ACTIVATION = restated(
     name="cute_deepseek_activation",
     about="The same SwiGLU with requantization by a kernel in CuTe DSL.",
     cases={"quick": _quick, "default": _default, "full": _full},
-    software={"sm_90a": _alike, "sm_121a": _alike},
+    software={arch: _alike for arch in KERNEL_ARCHS if arch != DEFAULT_ARCH},
 )
 
 

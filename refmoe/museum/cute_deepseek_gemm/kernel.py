@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.chips import CHIPS, DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.families.case import Shape
 from refmoe.families.deepseek_gemm.family import DEEPSEEK_GEMM, of_windows
 from refmoe.families.deepseek_gemm.fills import FILLS
@@ -109,7 +110,11 @@ CUTE_DEEPSEEK_GEMM = restated(
     about="The same grouped GEMM in block FP8 by kernels in CuTe DSL, for mma.sync and for wgmma.",
     options=tuple(option for option in DEEPSEEK_GEMM.options if option.name != "ctas"),
     cases={"quick": _quick, "default": _default, "full": _full},
-    software={"sm_121a": _alike},
+    software={
+        arch: _alike
+        for arch in KERNEL_ARCHS
+        if arch != DEFAULT_ARCH and CHIPS[arch].abilities == CHIPS[DEFAULT_ARCH].abilities
+    },
 )
 
 

@@ -227,7 +227,7 @@ def _sha256() -> str:
     except CutlassMissing:
         pass
     built_with = (release, content, *FLAGS, *HOST_FLAGS)
-    return kernel_sha256((SOURCE, *STANDIN), ("refmoe.museum.cutlass.gemm",), built_with)
+    return kernel_sha256((SOURCE, *STANDIN), ("refmoe.museum.cutlass.gemm",), built_with, (Cutlass,))
 
 
 def check_supported(case: Case, arch: str) -> Build:

@@ -228,7 +228,7 @@ def _sha256() -> str:
         content = find_headers().sha256
     except DeepGemmMissing:
         content = PYPI_SHA256
-    return kernel_sha256((), ("refmoe.museum.deepgemm.gemm",), (content, *FLAGS))
+    return kernel_sha256((), ("refmoe.museum.deepgemm.gemm",), (content, *FLAGS), (DeepGemm,))
 
 
 def _asked(case: Case, inputs: Inputs, arch: str) -> tuple[DeepGemmBuild, Problem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from refmoe.chips import Mma, sums_of
 from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.engine.tensor.plain import DoubleMma, HalfMma, IntegerMma
@@ -88,7 +89,7 @@ def _note_model(emitter: Builder, work: IntegerMma | DoubleMma | HalfMma) -> Non
         emitter.models[DOUBLE_MODEL] = Evidence.EXTRAPOLATED.value
     elif isinstance(work, HalfMma):
         evidence = MODELS[work.model].pair("f16", "f16").evidence
-        checked = emitter.module.target.startswith("sm_90")
+        checked = sums_of(emitter.module.target)[Mma.SYNC_BF16].own
         # A model of another chip's instruction is no more than a guess at this one's.
         emitter.models[work.model] = (evidence if checked else Evidence.EXTRAPOLATED).value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from refmoe import chips
 from refmoe.ptx import isa
 from refmoe.ptx.emit import plain
 from refmoe.ptx.emit.builder import Builder
@@ -103,8 +104,7 @@ class MmaFamily:
         shape: `m16n8k<K>`.
         kinds: the sets of modifiers that it may have besides.
         formats: what the element formats may be.
-        models: name of the model by the first letters of the target; "" stands for every other chip, which is taken to
-            compute alike without evidence.
+        mma: what it is in the table of chips, which says how it adds up on each.
         scales: block scales of a row that follow, 0 for none.
         scale_format: of these.
         packed: whether a byte holds two elements of 4 bits.
@@ -113,7 +113,7 @@ class MmaFamily:
     shape: str
     kinds: tuple[frozenset[str], ...]
     formats: tuple[str, ...]
-    models: dict[str, str]
+    mma: chips.Mma
     scales: int = 0
     scale_format: str = ""
     packed: bool = False
@@ -128,18 +128,17 @@ _MMA = re.compile(r"(?P<shape>m16n8k\d+)\.row\.col\.f32\.(?P<a>\w+)\.(?P<b>\w+)\
 _PLAIN = (frozenset[str](),)
 _MIXED = (frozenset({"kind::f8f6f4"}),)
 _BLOCK_SCALED = frozenset({"kind::mxf8f6f4", "block_scale"})
-_SM120 = {"sm_120": "sm120", "sm_121": "sm120"}
 _FORMS = (
-    MmaFamily("m16n8k16", _PLAIN, ("bf16", "f16"), {"sm_90": "sm90_mma", "": "sm90_mma"}),
-    MmaFamily("m16n8k8", _PLAIN, ("bf16", "f16", "tf32"), {"sm_90": "sm90_mma_k8", "": "sm90_mma_k8"}),
-    MmaFamily("m16n8k4", _PLAIN, ("tf32",), {"": "sm90_mma_k4"}),
-    MmaFamily("m16n8k32", _PLAIN, ("e4m3", "e5m2"), {"sm_90": "sm90_mma_fp8", **_SM120}),
-    MmaFamily("m16n8k32", _MIXED, ("e4m3", "e5m2", "e2m1"), _SM120),
+    MmaFamily("m16n8k16", _PLAIN, ("bf16", "f16"), chips.Mma.SYNC_BF16),
+    MmaFamily("m16n8k8", _PLAIN, ("bf16", "f16", "tf32"), chips.Mma.SYNC_K8),
+    MmaFamily("m16n8k4", _PLAIN, ("tf32",), chips.Mma.SYNC_K4),
+    MmaFamily("m16n8k32", _PLAIN, ("e4m3", "e5m2"), chips.Mma.SYNC_FP8),
+    MmaFamily("m16n8k32", _MIXED, ("e4m3", "e5m2", "e2m1"), chips.Mma.SYNC_F8F6F4),
     MmaFamily(
         "m16n8k32",
         (_BLOCK_SCALED, _BLOCK_SCALED | {"scale_vec::1X"}),
         ("e4m3", "e5m2", "e2m1"),
-        _SM120,
+        chips.Mma.SYNC_MX,
         scales=1,
         scale_format="ue8m0",
     ),
@@ -152,7 +151,7 @@ _FORMS = (
             frozenset({"kind::mxf4", "block_scale"}),
         ),
         ("e2m1",),
-        {"sm_120": "sm120_mxf4", "sm_121": "sm120_mxf4"},
+        chips.Mma.SYNC_MXF4,
         scales=2,
         scale_format="ue8m0",
         packed=True,
@@ -161,7 +160,7 @@ _FORMS = (
         "m16n8k64",
         (frozenset({"kind::mxf4nvf4", "block_scale", "scale_vec::4X"}),),
         ("e2m1",),
-        {"sm_120": "sm120_nvf4", "sm_121": "sm120_nvf4"},
+        chips.Mma.SYNC_NVF4,
         scales=4,
         scale_format="ue4m3",
         packed=True,
@@ -207,20 +206,19 @@ def _resolve(emitter: Builder, instruction: Instruction) -> tuple[MmaFamily, str
     # ptxas takes the kind before the shape, after it, and behind the layouts.
     kind = [part for part in parts[3:] if "::" in part or part == "block_scale"]
     match = _MMA.fullmatch(".".join(part for part in parts[3:] if part not in kind))
+    had = chips.sums_of(emitter.module.target)
     for form in _FORMS:
         if match is None or parts[1:3] != ["sync", "aligned"] or len(kind) != len(set(kind)):
             break
         a_format, b_format = match["a"], match["b"]
-        family = next((name for name in form.models if emitter.module.target.startswith(name)), None)
+        sums = had.get(form.mma, chips.Sums())
         fits = match["shape"] == form.shape and frozenset(kind) in form.kinds
         fits &= {a_format, b_format} <= set(form.formats) and (match["scale"] or "") == form.scale_format
-        if not fits or family is None or (form.k < 32 and a_format != b_format):
+        if not fits or not sums.model or (form.k < 32 and a_format != b_format):
             continue
-        model = form.models[family]
-        # A model of another chip's instruction is no more than a guess at this one's.
-        evidence = MODELS[model].pair(a_format, b_format).evidence if family else Evidence.EXTRAPOLATED
-        emitter.models[model] = weakest(evidence.value, emitter.models.get(model))
-        return form, a_format, b_format, model
+        evidence = MODELS[sums.model].pair(a_format, b_format).evidence if sums.own else Evidence.EXTRAPOLATED
+        emitter.models[sums.model] = weakest(evidence.value, emitter.models.get(sums.model))
+        return form, a_format, b_format, sums.model
     raise isa.NoSuchInstruction(instruction.opcode)
 
 

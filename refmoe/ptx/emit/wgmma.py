@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from refmoe.chips import CHIPS, Mma
 from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.emit.bulk import count_operands, integer
@@ -16,10 +15,9 @@ from refmoe.ptx.program.warpgroup import COMMIT, FENCE, WAIT
 from refmoe.ptx.text import wgmma
 from refmoe.ptx.text.syntax import Instruction, Register
 from refmoe.ptx.text.wgmma import Form
-from refmoe.reference.mma import MODELS
+from refmoe.reference.mma import MODELS, Evidence
 from refmoe.reference.mma.half import HALF_MODELS
 
-_TARGET = re.compile(r"sm_90a")
 _FP8 = ("e4m3", "e5m2")
 
 
@@ -30,8 +28,10 @@ def warpgroup(emitter: Builder, instruction: Instruction) -> None:
         isa.NoSuchInstruction: another spelling, or another target.
         ValueError: its operands do not fit.
     """
-    if _TARGET.fullmatch(emitter.module.target) is None:
-        raise isa.NoSuchInstruction(instruction.opcode, f"wgmma is of sm_90a alone, not of {emitter.module.target}")
+    having = [chip.arch for chip in CHIPS.values() if Mma.WGMMA_BF16 in chip.sums]
+    if emitter.module.target not in having:
+        why = f"wgmma is of {' and '.join(having)} alone, not of {emitter.module.target}"
+        raise isa.NoSuchInstruction(instruction.opcode, why)
     # Products read through the asynchronous proxy, and their reads are an agent's.
     emitter.has_bulk = emitter.has_mbarriers = emitter.has_warpgroups = True
     if instruction.opcode == FENCE:
@@ -72,9 +72,10 @@ def _sums(emitter: Builder, form: Form) -> Sums:
     """How a form adds up; what that rests on is noted."""
     if form.d == "s32":
         return IntegerSums(form.bits, form.a == "s8", form.b == "s8", form.saturates)
-    single = MODELS["sm90_wgmma_fp8" if form.a in _FP8 else "sm90_wgmma"]
+    sums = CHIPS[emitter.module.target].sums[Mma.WGMMA_FP8 if form.a in _FP8 else Mma.WGMMA_BF16]
+    single = MODELS[sums.model]
     model = single if form.d == "f32" else HALF_MODELS[form.a]
-    evidence = model.pair(form.a, form.b).evidence.value
+    evidence = (model.pair(form.a, form.b).evidence if sums.own else Evidence.EXTRAPOLATED).value
     emitter.models[model.name] = weakest(evidence, emitter.models.get(model.name))
     if model is single:
         return SingleSums(model.name, form.a, form.b, form.sparse)

@@ -11,13 +11,17 @@ from typing import Any
 
 from refmoe.errors import RefmoeError
 from refmoe.reports.documents import EDITED, PresentHash, ReportError, is_intact, read_document, well_formed
+from refmoe.reports.html.baseline import baseline_section
 from refmoe.reports.html.bench import bench_section
 from refmoe.reports.html.conformance import conformance_section
 from refmoe.reports.html.convert import convert_section
 from refmoe.reports.html.drift import drift_section
 from refmoe.reports.html.exhaustive import exhaustive_section
 from refmoe.reports.html.invariant import invariant_section
+from refmoe.reports.html.litmus import litmus_section
+from refmoe.reports.html.mutation import mutation_section
 from refmoe.reports.html.parity import parity_section
+from refmoe.reports.html.probe import probe_section
 from refmoe.reports.html.section import Limits, Section
 from refmoe.reports.html.stress import stress_section
 from refmoe.reports.parity import Report, check_report
@@ -29,7 +33,7 @@ MAX_BYTES = 5_000_000
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 #: What makes a section of each kind of document beside parity reports.
-_SECTIONS: Mapping[str, Callable[[str, Mapping[str, Any], Limits], Section]] = {
+SECTIONS: Mapping[str, Callable[[str, Mapping[str, Any], Limits], Section]] = {
     "stress": stress_section,
     "conformance": conformance_section,
     "bench": bench_section,
@@ -37,6 +41,10 @@ _SECTIONS: Mapping[str, Callable[[str, Mapping[str, Any], Limits], Section]] = {
     "convert": convert_section,
     "invariant": invariant_section,
     "exhaustive": exhaustive_section,
+    "litmus": litmus_section,
+    "mutation": mutation_section,
+    "probe": probe_section,
+    "baseline": baseline_section,
 }
 
 #: Order of the sections on the page: what is wrong comes first.
@@ -52,7 +60,7 @@ class Source:
 
     Attributes:
         path: where it came from.
-        kind: "parity", or one of those in `_SECTIONS`.
+        kind: "parity", or one of those in `SECTIONS`.
         document: its JSON.
         report: the report that a parity document is, else None.
     """
@@ -89,8 +97,8 @@ def read_source(path: Path) -> Source:
     kind = str(document.get("kind", "parity"))
     if kind == "parity":
         return Source(path, kind, document, check_report(path, document))
-    if kind not in _SECTIONS:
-        raise ReportError(f"{path}: of kind {kind!r}; a page shows parity, {', '.join(_SECTIONS)}")
+    if kind not in SECTIONS:
+        raise ReportError(f"{path}: of kind {kind!r}; a page shows parity, {', '.join(SECTIONS)}")
     if "digest" in document and not is_intact(document):
         raise ReportError(f"{path}: {EDITED}")
     return Source(path, kind, document)
@@ -128,7 +136,7 @@ def _section(source: Source, limits: Limits, present: PresentHash | None) -> Sec
     if source.report is not None:
         return parity_section(name, source.report, limits, present)
     with well_formed(source.path, source.kind):
-        return _SECTIONS[source.kind](name, source.document, limits)
+        return SECTIONS[source.kind](name, source.document, limits)
 
 
 def _banner(sections: Sequence[Section]) -> Banner:

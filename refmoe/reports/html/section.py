@@ -120,7 +120,7 @@ class Section:
 
     Attributes:
         name: of its file.
-        kind: parity, stress, conformance, bench, drift, convert, exhaustive.
+        kind: "parity", or a key of `refmoe.reports.html.page.SECTIONS`.
         verdict: "PASS", "FAIL", or what else there is to say in a word or two.
         tone: "good", "bad", "warn" or "plain".
         headline: the verdict in figures.

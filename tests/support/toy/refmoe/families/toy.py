@@ -11,7 +11,7 @@ from refmoe.reference.toy import toy
 
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, word
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.vacuity import Limits, doubt_values
 from refmoe.numbers_as_text import distance_text, number_text
 
@@ -71,6 +71,10 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     return {"out": launch(inputs["x"], device=device, sign=case.sign, fill=case.poison).view(np.uint32)}
 
 
+def _extents(case: Case) -> Extents:
+    return {"out": case.shape.m * case.shape.k // 2 * 4}
+
+
 def _quick() -> Iterator[Case]:
     for sign in ("plus", "minus"):
         for fill in _FILLS:
@@ -92,6 +96,7 @@ TOY = Family(
     inputs=_inputs,
     expect=_expect,
     run=_run,
+    extents=_extents,
     cases={"quick": _quick, "default": _default},
     contract=Contract(inputs=("x",), outputs={"out": "float32"}, settings={"sign": "sign"}),
     sources=("toy",),
