@@ -236,6 +236,7 @@ def _quick() -> Iterator[Case]:
     yield _case("one-hot-tokens", Shape(9, 160, n=24, e=3), tile=str(_NARROW), routing="same-experts")
     yield _case("one-hot-weights", Shape(6, 416, n=72, e=6), routing="all-one-token", alpha="distinct", poison=0x7F)
     yield _case("one-hot-tokens", Shape(6, 160, n=24, e=9), routing="empty-experts")
+    yield _case("one-hot-tokens", Shape(9, 160, n=24, e=4), routing="padded", alpha="distinct")
     yield _case("gaussian", Shape(7, 416, n=24, e=4), "bf16", first_expert=4, ranks=2)
     # Without a bias, which would hide that a factor made the sums subnormal.
     yield _case("specials", Shape(8, 96, n=40, e=8), routing="all-one-token", alpha="distinct")
