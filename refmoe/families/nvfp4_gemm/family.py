@@ -193,8 +193,8 @@ _NARROW, _MIDDLE, _WIDE, _SHALLOW = Tile(128, 8, 512), Tile(128, 32, 256), Tile(
 #: M = 1 at each of more experts than a warp has lanes to look for the next tile, and five tiles of weight rows at each:
 #: more tiles than any arch has multiprocessors, with one step of K, so that CTAs take several.
 _LOOPING = Shape(m=36, k=96, n=640, e=36)
-#: More experts than the lanes that look for a tile, some of more rows than the least tile of tokens has; a tail of N and
-#: of K. Few multiprocessors, and each CTA takes many tiles. One shape: the tiles are held against the same bytes.
+#: More experts than the lanes that look for a tile, some of more rows than the least tile of tokens has; a tail of N
+#: and of K. With few multiprocessors each CTA takes many tiles. One shape: all tiles are held against the same bytes.
 _MANY = Shape(m=96, k=416, n=136, e=40)
 _GPT_OSS_K, _DEEPSEEK_K, _EXPERTS = 2880, 7168, 128
 
