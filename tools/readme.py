@@ -1,4 +1,4 @@
-"""Make the figures of README.md and of two pages of docs/ from what is committed, so that nobody types one.
+"""Make the figures of README.md and of three pages of docs/ from what is committed, so that nobody types one.
 
 They come from the reports, and from the chips that answered `refmoe probe`.
 
@@ -26,7 +26,8 @@ from refmoe.files import write_atomic
 from refmoe.probe.merge import chips_sentence, read_evidence, table
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "guides" / "probe.md", ROOT / "docs" / "families" / "dp4a.md")
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", *(DOCS / page for page in ("guides/probe.md", "guides/convert.md", "families/dp4a.md")))
 REPORTS = ROOT / "reports"
 SHOWN_MUTANT = "20-flush-to-zero"
 
@@ -220,6 +221,30 @@ def _dp4a_targets(rows: list[dict[str, Any]]) -> list[str]:
     return said
 
 
+def _convert() -> str:
+    """What converting block FP8 with FP32 scales to MXFP8 costs, by tensor."""
+    rows = [
+        "| tensor | shape | layer | tile | block FP8 | MXFP8 | converted | times | times by `floor` |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    shipped = []
+    for tensor in _load("convert.json")["tensors"]:
+        if tensor["scales"] != "fp32":
+            continue
+        modes = {mode["mode"]: mode for mode in tensor["modes"]}
+        errors = tensor["block_error"], modes["rceil"]["direct_error"], modes["rceil"]["converted_error"]
+        times = [modes[mode]["added"] for mode in ("rceil", "floor")]
+        name = tensor["name"].removeprefix("all-MiniLM-L6-v2 ")
+        if tensor["origin"] == "shipped":
+            name = f"`{name}`"
+            shipped += [times[0]] if tensor["block"] == "128x128" else []
+        cells = (name, "x".join(map(str, tensor["shape"])), tensor["layer"], tensor["block"])
+        numbers = (*(f"{error:.4f}" for error in errors), *(f"{each:.2f}" for each in times))
+        rows.append(f"| {' | '.join((*cells, *numbers))} |")
+    said = f"The real weights: {min(shipped):.2f} to {max(shipped):.2f} times the error of block FP8."
+    return "\n".join([*rows, "", said])
+
+
 def _cutlass() -> str:
     """The builds of CUTLASS's kernel: in how many cases each ran, and which were not made."""
     builds: dict[tuple[str, str], Counter[str]] = {}
@@ -282,6 +307,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "bench": _bench,
     "gpu": _gpu,
     "dp4a": _dp4a,
+    "convert": _convert,
     "cutlass": _cutlass,
     "drift": _drift,
     "probed": _probed,
