@@ -30,6 +30,10 @@ CUTLASS_BUILDS ?= one
 CUTLASS_REPORT ?= out/cutlass.json
 CUTE_REPORT ?= out/cute.json
 
+# The release of llama.cpp's sources whose kernels `make llama-cpp` runs, and the hash of the package that has them.
+LLAMA_CPP := llama-cpp-python==0.3.36
+LLAMA_CPP_SHA256 := 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
+
 # Those of `refmoe bench` that need no GPU.
 BENCHES := quantize models executor first_launch races memory layer cutlass exponential tiles
 
@@ -39,7 +43,7 @@ PARITY_all := --level full
 # A machine may forbid compiled modules; every command here would then compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup parity cutlass cute full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench benchmarks clean mutate invariant litmus exhaustive site
+.PHONY: help setup parity cutlass cute llama-cpp full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench benchmarks clean mutate invariant litmus exhaustive site
 
 help:
 	@echo "Prove"
@@ -51,6 +55,7 @@ help:
 	@echo "  make cutlass    build CUTLASS's grouped GEMM, prove it equal to ours, plant its faults (minutes, 6 GB);"
 	@echo "                  CUTLASS_BUILDS=all for all eight builds"
 	@echo "  make cute       install CuTe DSL (250 MB), prove the kernels that are written in it, plant their faults"
+	@echo "  make llama-cpp  get llama.cpp's sources (77 MB), run its CUDA kernels on the executor, hold Q8_1 and DP4A against them"
 	@echo "  make test-gpu   every case, the GPU tests and benchmarks on the GPU of this machine, into reports/"
 	@echo "Check"
 	@echo "  make test       run the tests"
@@ -132,6 +137,20 @@ cutlass: $(VENV)/.cutlass
 cute: $(VENV)/.cute
 	$(BIN)/refmoe parity --jobs $(JOBS) --suite cute_deepseek_gemm --suite cute_deepseek_activation --mutants \
 		--report $(CUTE_REPORT)
+
+# The sources stay in out/. Only CUDA kernels are compiled of them, and nothing is installed.
+llama-cpp: $(VENV)/.test out/llama_cpp/ggml
+	REFMOE_LLAMA_CPP=$(CURDIR)/out/llama_cpp/ggml $(BIN)/python -m pytest tests/reference/oracles/test_llama_cpp.py
+
+out/llama_cpp/ggml: | $(VENV)/.core
+	rm -rf out/llama_cpp && mkdir -p out/llama_cpp
+	echo "$(LLAMA_CPP) --hash=sha256:$(LLAMA_CPP_SHA256)" > out/llama_cpp/requirements.txt
+	@# pip asks the package for its name and version, and therefore fetches what builds it.
+	$(BIN)/pip --disable-pip-version-check --quiet download --no-deps --no-binary llama-cpp-python --require-hashes \
+		--requirement out/llama_cpp/requirements.txt --dest out/llama_cpp
+	tar -x -z -f out/llama_cpp/*.tar.gz -C out/llama_cpp --strip-components=3 \
+		$(subst ==,-,$(subst -,_,$(LLAMA_CPP)))/vendor/llama.cpp/ggml
+	touch $@
 
 full: $(VENV)/.cutlass $(VENV)/.cute $(VENV)/.test
 	$(BIN)/refmoe parity --jobs $(JOBS) --level full --report out/full.json

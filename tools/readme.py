@@ -1,4 +1,4 @@
-"""Make the figures of README.md and of two guides from what is committed, so that nobody types one.
+"""Make the figures of README.md and of four pages of docs/ from what is committed, so that nobody types one.
 
 They come from the reports, and from the chips that answered `refmoe probe`.
 
@@ -20,12 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from refmoe.bench.page import TARGETS, target_ratio
 from refmoe.catalog import parse_case
 from refmoe.files import write_atomic
 from refmoe.probe.merge import chips_sentence, read_evidence, table
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / "guides" / page for page in ("evidence.md", "probe.md")))
+DOCS = ROOT / "docs"
+_SHOWN = ("guides/evidence.md", "guides/probe.md", "guides/convert.md", "families/dp4a.md")
+PAGES = (ROOT / "README.md", *(DOCS / page for page in _SHOWN))
 REPORTS = ROOT / "reports"
 SHOWN_MUTANT = "20-flush-to-zero"
 WRONG_CALLS = "wrong calls refused"
@@ -217,6 +220,60 @@ def _bench() -> str:
     return "\n".join(rows)
 
 
+def _dp4a() -> str:
+    """The DP4A product beside a read of its bytes and a BF16 product, and the targets that it has with one token."""
+    report = _load("bench/gpu.json")
+    times = {row["name"]: row["microseconds"] for row in report["rows"]}
+    rows = [
+        f"| {report['gpu']} | µs | of the speed of a read of its bytes | times as fast as torch.bmm in BF16 |",
+        "|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        if row["name"].startswith("DP4A, "):
+            problem = row["name"].removeprefix("DP4A, ")
+            faster = times[f"torch.bmm in BF16, {problem}"] / row["microseconds"]
+            rows.append(
+                f"| {problem} | {row['microseconds']:.2f} | {100 / row['ratio_to_floor']:.0f} % | {faster:.2f} |"
+            )
+    asked = "With one token 80 % of a read and 3 times a bmm are asked for, at both sizes. As ratios of times:"
+    return "\n".join([*rows, "", asked, "", *_dp4a_targets(report["rows"])])
+
+
+def _dp4a_targets(rows: list[dict[str, Any]]) -> list[str]:
+    said = []
+    for target in (each for each in TARGETS if each.what.startswith("DP4A, ")):
+        ratio = target_ratio(target, rows)
+        found = (
+            "not measured" if ratio is None else f"{ratio:.3f}, {'reached' if ratio <= target.most else '**missed**'}"
+        )
+        said.append(f"- {target.what}: at most {target.most:.4g}; {found}")
+    return said
+
+
+def _convert() -> str:
+    """What converting block FP8 with FP32 scales to MXFP8 costs, by tensor."""
+    rows = [
+        "| tensor | shape | layer | tile | block FP8 | MXFP8 | converted | times | times by `floor` |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    shipped = []
+    for tensor in _load("convert.json")["tensors"]:
+        if tensor["scales"] != "fp32":
+            continue
+        modes = {mode["mode"]: mode for mode in tensor["modes"]}
+        errors = tensor["block_error"], modes["rceil"]["direct_error"], modes["rceil"]["converted_error"]
+        times = [modes[mode]["added"] for mode in ("rceil", "floor")]
+        name = tensor["name"].removeprefix("all-MiniLM-L6-v2 ")
+        if tensor["origin"] == "shipped":
+            name = f"`{name}`"
+            shipped += [times[0]] if tensor["block"] == "128x128" else []
+        cells = (name, "x".join(map(str, tensor["shape"])), tensor["layer"], tensor["block"])
+        numbers = (*(f"{error:.4f}" for error in errors), *(f"{each:.2f}" for each in times))
+        rows.append(f"| {' | '.join((*cells, *numbers))} |")
+    said = f"The real weights: {min(shipped):.2f} to {max(shipped):.2f} times the error of block FP8."
+    return "\n".join([*rows, "", said])
+
+
 def _cutlass() -> str:
     """The builds of CUTLASS's kernel: in how many cases each ran, and which were not made."""
     builds: dict[tuple[str, str], Counter[str]] = {}
@@ -278,6 +335,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "tolerances": _tolerances,
     "mutants": _mutants,
     "bench": _bench,
+    "dp4a": _dp4a,
+    "convert": _convert,
     "cutlass": _cutlass,
     "drift": _drift,
     "probed": _probed,

@@ -49,7 +49,7 @@ def drift(
         typer.Option(
             help="Paths to compare, separated by commas. A path is BACKEND[:separate|fused][:POLICY][:ARCH], "
             "llama_cpp:q8_1 for experts whose output is Q8_1, or 'formula' for float64. "
-            "If left out: cutlass:separate, cutlass:fused, marlin, dp4a, llama_cpp, "
+            "If left out: cutlass:separate, cutlass:fused, marlin, dp4a, llama_cpp, llama_cpp:q8_1, "
             "cutlass:separate:floor, nvfp4; with NVFP4 weights nvfp4, marlin, formula."
         ),
     ] = None,

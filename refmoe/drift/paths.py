@@ -35,7 +35,10 @@ StagedMoE = Callable[[int, Array, AnyLayer], Mapping[str, Mapping[str, Array]]]
 the last stage is "finalize" with "out", BF16 [T, H]."""
 
 FORMULA = "formula"
-DEFAULT_PATHS = ("cutlass:separate", "cutlass:fused", "marlin", "dp4a", "llama_cpp", "cutlass:separate:floor", "nvfp4")
+DEFAULT_PATHS = (
+    *("cutlass:separate", "cutlass:fused", "marlin", "dp4a", "llama_cpp", "llama_cpp:q8_1"),
+    *("cutlass:separate:floor", "nvfp4"),
+)
 #: Of a checkpoint whose experts are in NVFP4, gpt-oss's or DeepSeek's.
 NVFP4_PATHS = ("nvfp4", "marlin", FORMULA)
 #: Of a checkpoint of DeepSeek in FP8: the instructions of three chips, TensorRT-LLM's rules, and no rounding.

@@ -21,6 +21,8 @@ WIDTH, HEIGHT = 15.0, 7.2
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 INK, QUIET = "#222222", "#707070"
 LIGHT, STRONG = 0.30, 1.9
+#: Of more paths than this the strong lines are thinner, so that one does not hide those below it.
+FEW, LESS_STRONG = 5, 1.1
 #: Steps over which shares are averaged.
 WINDOW = 8
 LEFT = 0.05
@@ -113,7 +115,7 @@ def _layer_curves(ax: Axes, shown: Comparisons, curve: Curve, title: str, label:
                 color=_colour(index),
                 alpha=1.0 if last else LIGHT,
                 zorder=3 if last else 2,
-                **(line if dots else {"linewidth": STRONG if last else 0.8}),
+                **(line if dots else {"linewidth": _strong(shown) if last else 0.8}),
             )
     _step_axis(ax, title, label, shown)
     _log_scale(ax)
@@ -140,7 +142,7 @@ def _points(ax: Axes, runs: Sequence[Mapping[str, Any]], shown: Comparisons) -> 
 def _divergence(ax: Axes, shown: Comparisons) -> None:
     for index, one in enumerate(shown):
         values = _logged(np.array(one["curves"]["logits"]["divergence"], np.float64)[..., None])
-        ax.plot(values[:, 0], color=_colour(index), linewidth=STRONG)
+        ax.plot(values[:, 0], color=_colour(index), linewidth=_strong(shown))
     _step_axis(ax, "Next token, divergence", "KL(base, path), nats", shown)
     _log_scale(ax)
 
@@ -149,7 +151,7 @@ def _tokens(ax: Axes, shown: Comparisons, free: Comparisons) -> None:
     """Agreement on the most likely token; dashed, the sequences that still say what the base says."""
     for index, one in enumerate(shown):
         share = np.array(one["curves"]["logits"]["top1"], np.float64).mean(axis=0)
-        ax.plot(_smoothed(share), color=_colour(index), linewidth=STRONG)
+        ax.plot(_smoothed(share), color=_colour(index), linewidth=_strong(shown))
         twin = next((other for other in free if (other["path"], other["base"]) == (one["path"], one["base"])), None)
         if twin is not None:
             steps = np.arange(len(share))
@@ -166,7 +168,7 @@ def _rerouted(ax: Axes, shown: Comparisons) -> None:
         share = np.array(one["curves"]["routing"]["rerouted"], np.float64).mean(axis=0)
         for layer in range(share.shape[1]):
             last = layer == share.shape[1] - 1
-            width, alpha = (STRONG, 1.0) if last else (0.8, LIGHT)
+            width, alpha = (_strong(shown), 1.0) if last else (0.8, LIGHT)
             ax.plot(_smoothed(share[:, layer]), color=_colour(index), linewidth=width, alpha=alpha)
     _step_axis(ax, "Tokens sent to other experts", f"share, mean of {WINDOW} steps", shown)
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -233,6 +235,11 @@ def _step_axis(ax: Axes, title: str, label: str, shown: Comparisons) -> None:
     ax.set_xlim(0, max(len(shown[0]["curves"]["logits"]["top1"][0]) - 1, 1))
     ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
     ax.set_axisbelow(True)
+
+
+def _strong(shown: Comparisons) -> float:
+    """The width of the line of the last layer."""
+    return STRONG if len(shown) <= FEW else LESS_STRONG
 
 
 def _colour(index: int) -> str:

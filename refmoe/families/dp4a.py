@@ -431,6 +431,7 @@ def _default() -> Iterator[Case]:
     options: dict[str, Any] = {"alpha": "distinct", "bias": "distinct", "experts_before": 1 << 15}
     yield _case("fingerprint", 2, 416, 336, 3, 2, **options)
     yield _case("gaussian", 7, 416, 8, 8, 2, routing="padded")
+    yield _case("fingerprint", 4, 416, 8, 8, 2, routing="all-one-token", bias="distinct")
     yield _case("cancelling", 4, 2880, 8, 16, 2, routing="same-experts")
     yield _case("gaussian", 1, 32, 1, 1, 1)
     yield _case("gaussian", 0, 2880, 8, 4, 2)

@@ -192,7 +192,10 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 65_600, 32, 4, 1, dtype="f32", bias="distinct", routing="same-experts")
     yield _case("gaussian", _LOOPING_TOKENS, 32, 8, 2, dtype="f32", bias="distinct")
     yield _case("cancelling", 3, 96, 40, 32)  # as many choices as there may be
-    yield _case("gaussian", 0, 2880, 8, 2)
+    for quantizer in QUANTIZERS:
+        yield _case("gaussian", 0, 2880, 8, 2, quantizer=quantizer)
+        yield _case("gaussian", 9, 416, 8, 2, routing="padded", bias="distinct", quantizer=quantizer)
+        yield _case("fingerprint", 4, 416, 8, 2, routing="all-one-token", quantizer=quantizer, poison=0x7F)
     # Each entry has machine code of its own, with and without a bias: each meets every fill, in two rounds of choices.
     plain = (name for name in _FILLS if name not in _ODD)
     for fill, dtype, quantizer, bias in product(plain, _DTYPES, QUANTIZERS, ("none", "distinct")):

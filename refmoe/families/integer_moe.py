@@ -252,6 +252,10 @@ def _default() -> Iterator[Case]:
     yield _staying("real", 2, 384, 768, 8, 2)
     yield _staying("gaussian", 3, 96, 64, 4, 2, first_expert=4, ranks=2, routing="elsewhere")
     yield _staying("gaussian", 7, 96, 64, 4, 4, first_expert=4, ranks=3, variant="silu")
+    yield _case("gaussian", 1, 2880, 2880, 1, 1, "dp4a")  # gpt-oss's matrices, of one expert
+    for path in PATH.words:
+        yield _case("gaussian", 8, 96, 64, 6, 2, path, routing="padded")  # a batch as a graph pads it
+        yield _case("gaussian", 4, 96, 64, 8, 2, path, routing="all-one-token", params="distinct")
 
 
 def _full() -> Iterator[Case]:

@@ -331,7 +331,8 @@ def _default() -> Iterator[Case]:
     for k in (224, 256, 288, 1024):  # a warp's elements and a CTA's, and a block less and more
         for m in (31, 32, 33):
             yield _case("fingerprint", m, k, dtype="fp16", variant=VARIANTS[m % 2])
-    yield _case("gaussian", 0, 2880)
+    for variant in VARIANTS:
+        yield _case("gaussian", 0, 2880, variant=variant)
 
 
 def _full() -> Iterator[Case]:

@@ -23,8 +23,9 @@ FFN_INPUT = _DATA / "minilm_layer2_ffn_in.safetensors"
 #: `layer2.ffn_mid` [32, 1536], what goes into the latter.
 FFN = _DATA / "minilm_layer2_ffn.safetensors"
 
-#: Rows of two attention weights of that layer, BF16: `layer2.attention.query.weight` and `.output.weight` [160, 384].
-ATTENTION = _DATA / "minilm_layer2_attention.safetensors"
+#: Whole weight matrices of that layer, BF16: `layer2.attention.query.weight` and `.output.weight` [384, 384],
+#: `layer2.ffn_up.weight` [1536, 384] and `layer2.ffn_down.weight` [384, 1536].
+WEIGHTS = _DATA / "minilm_layer2_weights.safetensors"
 
 #: An expert made of it: MXFP4 `gate_up` [1536, 384], gate and up in turn, and `down` [384, 768].
 EXPERT = _DATA / "minilm_layer2_moe.safetensors"

@@ -114,7 +114,8 @@ def _quick() -> Iterator[Case]:
                 yield _case(fill, 5, 416, 3, dtype=dtype, variant=variant, quantizer=quantizer)
     yield _case("clamps", 12, 160, 6, params="distinct", routing="all-one-token", ranks=2)
     yield _case("fingerprint", 9, 416, 9, routing="empty-experts", params="distinct", poison=0x7F)
-    yield _case("gaussian", 3, 416, 4, routing="elsewhere", first_expert=4, ranks=2)
+    for quantizer in QUANTIZERS:
+        yield _case("gaussian", 3, 416, 4, routing="elsewhere", first_expert=4, ranks=2, quantizer=quantizer)
 
 
 def _default() -> Iterator[Case]:
@@ -137,7 +138,9 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", 5, 64, 3, dtype=dtype, rows_before=(1 << 24) - 128)
     yield _case("gaussian", 11008, 32, 8)  # more rows than CTAs
     yield _case("gaussian", 2, 2080, 2, dtype="f32")  # a row wider than a CTA, by one block
-    yield _case("gaussian", 0, 2880, 8)
+    for quantizer in QUANTIZERS:
+        yield _case("gaussian", 0, 2880, 8, quantizer=quantizer)
+        yield _case("fingerprint", 9, 416, 4, params="distinct", routing="padded", quantizer=quantizer)
     # Each entry has machine code of its own: each meets every fill.
     for dtype, variant, quantizer, fill in product(("bf16", "f32"), ("gpt_oss", "silu"), QUANTIZERS, PLAIN_GATES):
         yield _case(fill, 17, 160, 3, dtype=dtype, variant=variant, quantizer=quantizer)

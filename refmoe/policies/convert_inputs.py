@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.errors import ArgumentError
-from refmoe.families.real_data import ATTENTION, FFN, FFN_INPUT
+from refmoe.families.real_data import FFN, FFN_INPUT, WEIGHTS
 from refmoe.policies.inputs import named_in_full, read_input, read_stored_fp8
 from refmoe.reference.block_fp8 import BlockFP8Tensor
 
@@ -44,7 +44,8 @@ class Source:
     Attributes:
         name: what it is called.
         origin: "shipped", "drawn" or "file".
-        kind: of its layer, as its name tells: "attention", "ffn down", "activations", ...
+        kind: of its layer, as its name tells: "attention", "ffn down", "activations", ...; "drawn weights" or "drawn
+            activations" if it is of no layer.
         block: the tile that it gets, or has: 128x128 for weights, 1x128 for activations.
         x: BF16, FP16 or FP32 [M, K]; None if there is only block FP8.
         stored: block FP8 as a checkpoint has it, else None.
@@ -59,12 +60,15 @@ class Source:
 
 
 def built_in_sources() -> Iterator[Source]:
-    """The shipped tensors of a small model, then drawn ones with the widths of DeepSeek-V3 and gpt-oss."""
+    """The shipped tensors of a small model, then drawn ones with the widths of DeepSeek-V3 and gpt-oss.
+
+    Weights are whole matrices. Those that are drawn are of no layer, and their kind says so.
+    """
     shipped = (
-        (ATTENTION, "layer2.attention.query.weight"),
-        (ATTENTION, "layer2.attention.output.weight"),
-        (FFN, "layer2.ffn_up.weight"),
-        (FFN, "layer2.ffn_down.weight"),
+        (WEIGHTS, "layer2.attention.query.weight"),
+        (WEIGHTS, "layer2.attention.output.weight"),
+        (WEIGHTS, "layer2.ffn_up.weight"),
+        (WEIGHTS, "layer2.ffn_down.weight"),
         (FFN_INPUT, "layer2.ffn_in"),
         (FFN, "layer2.ffn_mid"),
     )
@@ -82,7 +86,7 @@ def built_in_sources() -> Iterator[Source]:
     ):
         drawn = make(Draw("convert", name), shape) * _unlike_tiles(Draw("convert", "tiles", name), shape)
         x = drawn.astype(ml_dtypes.bfloat16)
-        yield Source(name, "drawn", name.partition(",")[0], block, x)
+        yield Source(name, "drawn", f"drawn {name.partition(',')[0]}", block, x)
 
 
 def read_source(text: str, block: str | None = None) -> Source:

@@ -87,7 +87,7 @@ def quantize_q8_1(x: NDArray[Any], *, variant: str = "llama_cpp_mmvq") -> Q8Tens
         inverse = fp32.divide(_LARGEST_CODE, largest)
         codes = _codes(fp32.multiply(blocks, inverse[..., None]))
         d = fp32.divide(_ONE, inverse)
-        quads = blocks.reshape(*blocks.shape[:2], -1, _QUAD)
+        quads = blocks.reshape(*blocks.shape[:2], Q8_1.block // _QUAD, _QUAD)  # -1 has no answer for no rows
         sums = quads[..., 0]
         for place in range(1, _QUAD):
             sums = fp32.add(sums, quads[..., place])
@@ -98,15 +98,16 @@ def quantize_q8_1(x: NDArray[Any], *, variant: str = "llama_cpp_mmvq") -> Q8Tens
 def dequantize_q8_1(tensor: Q8Tensor) -> NDArray[np.float32]:
     """RN(code * d) in FP32 [M, K]. An infinite d gives NaN for code 0."""
     m, k = tensor.codes.shape
-    codes = tensor.codes.astype(np.float32).reshape(m, -1, Q8_1.block)
+    codes = tensor.codes.astype(np.float32).reshape(m, k // Q8_1.block, Q8_1.block)
     return fp32.multiply(codes, tensor.d.astype(np.float32)[..., None]).reshape(m, k)
 
 
 def packed_blocks(tensor: Q8Tensor) -> NDArray[np.uint8]:
     """The bytes of llama.cpp's `block_q8_1`, uint8 [M, K/32, 36]: d, s, then the 32 codes."""
     m, k = tensor.codes.shape
-    parts = [each.view(np.uint8).reshape(m, k // Q8_1.block, -1) for each in (tensor.d, tensor.s, tensor.codes)]
-    return np.concatenate(parts, axis=2)
+    blocks = k // Q8_1.block
+    sized = ((tensor.d, 2), (tensor.s, 2), (tensor.codes, Q8_1.block))
+    return np.concatenate([each.view(np.uint8).reshape(m, blocks, size) for each, size in sized], axis=2)
 
 
 def half(x: NDArray[np.float32]) -> NDArray[np.float16]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from refmoe.cli import app
 from refmoe.drift import drift_path, run_drift
 from refmoe.drift.document import document_text
 from refmoe.drift.inputs import draw_prompts, open_or_write
+from refmoe.drift.paths import DEFAULT_PATHS
 from refmoe.drift.picture import draw_drift
 from refmoe.drift.run import MODES
 from refmoe.errors import ArgumentError
@@ -238,6 +240,23 @@ def test_a_checkpoint_and_a_prompt_of_one_s_own(tmp_path: Path) -> None:
         "cutlass:separate:rceil/flashinfer",
     ]
     assert document["runs"][0]["comparisons"][0]["growth"]["steps"] == 1
+
+
+def test_what_an_output_in_q8_1_costs_is_what_its_page_says() -> None:
+    page = " ".join((COMMITTED.parents[1] / "docs" / "families" / "integer_moe.md").read_text().split())
+    said = re.search(r"`refmoe drift ([^`]*)`.* error of (0\.\d{4}), and (0\.\d{4}) with an output in BF16", page)
+    assert said is not None
+    found = refmoe(*said[1].split(), "--json")
+    assert found.exit_code == 0, found.output
+    medians = {
+        one["path"]: f"{np.median(np.array(one['curves']['hidden']['relative_l2'])[..., -1]):.4f}"
+        for one in json.loads(found.stdout)["runs"][0]["comparisons"]
+    }
+    assert medians == {"llama_cpp:q8_1": said[2], "llama_cpp": said[3]}
+
+
+def test_the_committed_document_has_every_default_path() -> None:
+    assert [path["name"] for path in json.loads(COMMITTED.read_text())["paths"]] == list(DEFAULT_PATHS)
 
 
 @pytest.mark.parametrize(

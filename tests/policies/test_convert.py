@@ -247,9 +247,35 @@ def test_the_guide_has_the_figures_of_the_committed_report() -> None:
         assert f"| {' | '.join(cells)} |" in guide, tensor["name"]
         assert modes["rceil"]["flushed"] == modes["rceil"]["saturated"] == 0
         assert modes["rceil"]["conversion_error"] <= modes["least"]["conversion_error"] * 1.0001
+    fp32 = [each for each in document["tensors"] if each["scales"] == "fp32"]
+    floors = [next(mode for mode in each["modes"] if mode["mode"] == "floor")["added"] for each in fp32]
+    assert f"costs {min(floors):.2f} to {max(floors):.2f} times" in guide
+    weights = [each for each in fp32 if each["origin"] == "shipped" and each["block"] == "128x128"]
+    rceil = [next(mode for mode in each["modes"] if mode["mode"] == "rceil") for each in weights]
+    # What is said of the whole model holds of the four matrices that ship.
+    low, high = map(float, re.search(r"36 lie at (\S+) to (\S+) times", " ".join(guide.split())).groups())
+    assert low <= round(min(mode["added"] for mode in rceil), 2) <= round(max(m["added"] for m in rceil), 2) <= high
+    far = max(mode["direct_error"] / each["block_error"] for mode, each in zip(rceil, weights, strict=True))
+    assert f"as good as block FP8 was, within {math.ceil(100 * (far - 1))} %" in " ".join(guide.split())
     for loss in document["power_of_two"]:
         assert loss["pairs"] == 8127
         assert re.search(rf"\| .*`{loss['mode']}`.* \| {loss['largest']:,} \| {loss['smaller']:,} \|", guide), loss
+
+
+def test_weights_are_whole_matrices_and_drawn_ones_are_of_no_layer() -> None:
+    found = {source.name.removeprefix("all-MiniLM-L6-v2 "): source for source in built_in_sources()}
+    shapes = {name: source.x.shape for name, source in found.items() if name.endswith(".weight")}
+    assert shapes == {
+        "layer2.attention.query.weight": (384, 384),
+        "layer2.attention.output.weight": (384, 384),
+        "layer2.ffn_up.weight": (1536, 384),
+        "layer2.ffn_down.weight": (384, 1536),
+    }
+    rows = load_file(FFN)
+    for name in ("layer2.ffn_up.weight", "layer2.ffn_down.weight"):
+        assert found[name].x[: len(rows[name])].tobytes() == rows[name].tobytes()
+    kinds = {source.kind for source in found.values() if source.origin == "drawn"}
+    assert kinds == {"drawn weights", "drawn activations"}
 
 
 def test_a_picture_is_the_same_every_time(tmp_path: Path) -> None:

@@ -99,6 +99,15 @@ def test_the_format_and_its_bytes() -> None:
     assert np.abs(dequantize_q8_1(found) - x).max() < np.abs(x).max() / 200
 
 
+@each_variant
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_rows(dtype: str, variant: str) -> None:
+    found = quantize_q8_1(np.zeros((0, 64), DTYPES[dtype]), variant=variant)
+    assert [getattr(found, name).shape for name in ("codes", "d", "s")] == [(0, 64), (0, 2), (0, 2)]
+    assert dequantize_q8_1(found).shape == (0, 64)
+    assert packed_blocks(found).shape == (0, 2, 36)
+
+
 @pytest.mark.parametrize(
     ("x", "variant", "message"),
     [

@@ -194,6 +194,9 @@ _NARROW, _MIDDLE, _WIDE, _SHALLOW = Tile(128, 8, 512), Tile(128, 32, 256), Tile(
 #: M = 1 at each of more experts than a warp has lanes to look for the next tile, and five tiles of weight rows at each:
 #: more tiles than any arch has multiprocessors, with one step of K, so that CTAs take several.
 _LOOPING = Shape(m=36, k=96, n=640, e=36)
+#: More experts than the lanes that look for a tile, some of more rows than the least tile of tokens has; a tail of N
+#: and of K. With few multiprocessors each CTA takes many tiles. One shape: all tiles are held against the same bytes.
+_MANY = Shape(m=88, k=288, n=136, e=40)
 _GPT_OSS_K, _DEEPSEEK_K, _EXPERTS = 2880, 7168, 128
 
 #: Every request that cannot be had: tile, stages, and what the kernel answers.
@@ -237,6 +240,7 @@ def _quick() -> Iterator[Case]:
     yield _case("one-hot-tokens", Shape(9, 160, n=24, e=3), tile=str(_NARROW), routing="same-experts")
     yield _case("one-hot-weights", Shape(6, 416, n=72, e=6), routing="all-one-token", alpha="distinct", poison=0x7F)
     yield _case("one-hot-tokens", Shape(6, 160, n=24, e=9), routing="empty-experts")
+    yield _case("one-hot-tokens", Shape(9, 160, n=24, e=4), routing="padded", alpha="distinct")
     yield _case("gaussian", Shape(7, 416, n=24, e=4), "bf16", first_expert=4, ranks=2)
     # Without a bias, which would hide that a factor made the sums subnormal.
     yield _case("specials", Shape(8, 96, n=40, e=8), routing="all-one-token", alpha="distinct")
@@ -262,7 +266,7 @@ def _default() -> Iterator[Case]:
             yield _case(fill, shape, dtype, routing="all-one-token", ranks=2, **options)
     for dtype in OUTPUTS:
         yield _case("overflow", Shape(9, 96, n=24, e=2), dtype, tile=str(_SHALLOW), alpha="distinct")
-    for experts in (128, 256, 99):  # a row at each, and all at one
+    for experts in (256, 99):  # a row at each, and all at one
         shape = Shape(experts, 96, n=8, e=experts)
         yield _case("one-hot-tokens", shape, "bf16", routing="all-one-token", alpha="distinct", tile=str(_SHALLOW))
         shape = Shape(9, 96, n=16, e=experts)
@@ -283,18 +287,17 @@ def _default() -> Iterator[Case]:
     yield _case("wide-range", Shape(4, _GPT_OSS_K, n=8, e=_EXPERTS), "bf16", alpha="distinct", bias="distinct")
     yield _case("wide-range", Shape(1, _DEEPSEEK_K, n=8, e=1))
     yield _case("real", Shape(9, 384, n=80, e=4), alpha="distinct", bias="distinct")
-    # Each entry has machine code of its own: each meets the fills that show most.
-    telling = ("wide-range", "specials", "one-hot-weights", "gaussian")
-    for tile, dtype, fill in itertools.product(TILES, OUTPUTS, telling):
-        # Without padding every lane's results count; a term and a product of one element may be zero together.
-        bias = "none" if fill == "one-hot-weights" else "distinct"
-        yield _case(fill, Shape(tile.n, 192, n=tile.m, e=1), dtype, tile=str(tile), bias=bias)
+    # Each entry has machine code of its own: each meets the fills that show most. What differs by the output's type
+    # lies behind the sums, where a fill that looks into a product shows nothing more; BF16 meets wide-range below.
+    telling = {"f32": ("wide-range", "specials", "one-hot-weights"), "bf16": ("specials",)}
     for tile, dtype in itertools.product(TILES, OUTPUTS):
-        # More experts than the lanes that look for a tile, tiles behind whole ones, a tail of N and of K; and so few
-        # CTAs that each takes many tiles.
-        many = Shape(2 * tile.n + 64, 416, n=tile.m + 8, e=40)
+        for fill in telling[dtype]:
+            # Without padding every lane's results count; a term and a product of one element may be zero together.
+            bias = "none" if fill == "one-hot-weights" else "distinct"
+            yield _case(fill, Shape(tile.n, 192, n=tile.m, e=1), dtype, tile=str(tile), bias=bias)
+    for dtype, tile in itertools.product(OUTPUTS, TILES):
         few: dict[str, Any] = {"tile": str(tile), "multiprocessors": 3}
-        yield _case("wide-range", many, dtype, alpha="distinct", bias="distinct", **few)
+        yield _case("wide-range", _MANY, dtype, routing="empty-experts", alpha="distinct", bias="distinct", **few)
     yield _case("gaussian", Shape(m=5, k=64, n=16, e=3), first_expert=3, ranks=2, poison=0)  # the fill's default
 
 

@@ -33,6 +33,11 @@ def test_every_scale_and_byte_decodes_alike_but_for_code_8_and_scale_255() -> No
     assert (ours[no_nan] == 0x7FC00000).all()
 
 
+def test_gguf_has_no_quantizer_of_q8_1() -> None:
+    with pytest.raises(NotImplementedError, match="Q8_1"):
+        quantize(np.zeros((1, 32), np.float32), gguf.GGMLQuantizationType.Q8_1)
+
+
 def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Codes and scales of gguf, then ours in its scale mode, FLOOR."""
     blocks = quantize(x, MXFP4)

@@ -7,7 +7,7 @@ TransformerEngine has no package that runs without a GPU. Its formula (its PyTor
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +24,8 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [BF16, np.dtype(np.float32)]
 STEPS = E2M1.values()[:8]
 SCALES = UE4M3.values()[:127]
+#: The code of 2^-6.
+SMALLEST_NORMAL = 0x08
 
 
 def ordinary(dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -44,6 +46,20 @@ def wide(dtype: np.dtype[Any]) -> NDArray[Any]:
     return x.reshape(256, 256).astype(dtype)
 
 
+def tied(dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Under a global scale that is no power of two: block maxima on ties of E4M3, and elements on ties of E2M1."""
+    random = np.random.default_rng(13)
+    g = 2688 / 83
+    tops = (SCALES[SMALLEST_NORMAL:-1] + SCALES[SMALLEST_NORMAL + 1 :]) / 2 * 6 / g
+    between = random.uniform(-0.9, 0.9, (tops.size, 16)) * tops[:, None]
+    between[:, 0] = tops
+    middles = np.resize((STEPS[:-1] + STEPS[1:]) / 2, (tops.size, 16)) * SCALES[SMALLEST_NORMAL:-1, None] / g
+    middles[:, 0] = SCALES[SMALLEST_NORMAL:-1] * 6 / g
+    x = np.concatenate([between, middles])
+    x[-1, -1] = 83
+    return x.astype(dtype)
+
+
 def ours(x: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Codes [n, 16] and scales [n]."""
     made = quantize_nvfp4(x)
@@ -52,6 +68,14 @@ def ours(x: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 def as_torch(x: NDArray[Any]) -> Any:
     return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == BF16 else torch.from_numpy(x)
+
+
+def nearest_codes(scaled: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Codes of magnitudes, ties to the even one: past a middle, or on it if the code under it is odd."""
+    middles = ((STEPS[:-1] + STEPS[1:]) / 2).astype(np.float32)
+    magnitude = np.abs(scaled)[..., None]
+    passed = np.where(np.arange(7) % 2 == 0, magnitude > middles, magnitude >= middles)
+    return np.asarray(passed.sum(axis=-1))
 
 
 # --- TransformerEngine ----------------------------------------------------------------------------------------------
@@ -66,12 +90,8 @@ def transformer_engine(x: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.u
     scales = wanted.clamp(-448, 448).to(torch.float8_e4m3fn)
     factor = torch.minimum(1.0 / (scales.to(torch.float32) * (1.0 / g)), largest)
     scaled = (blocks * factor).clamp(-6, 6).numpy()
-    # To nearest, ties to the even code: below a middle, or on it if the code under it is even.
-    middles = (STEPS[:-1] + STEPS[1:]) / 2
-    magnitude = np.abs(scaled)[..., None]
-    passed = np.where(np.arange(7) % 2 == 0, magnitude > middles, magnitude >= middles)
     # Its table asks "x >= 0" first, so -0 is 0.
-    codes = passed.sum(axis=-1) | ((scaled < 0) * 8)
+    codes = nearest_codes(scaled) | ((scaled < 0) * 8)
     return codes.astype(np.uint8), scales.view(torch.uint8).numpy().reshape(-1)
 
 
@@ -113,10 +133,35 @@ def torchao(x: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return unpacked.reshape(-1, 16), scales.view(torch.uint8).numpy().reshape(-1)
 
 
-def beside(values: NDArray[np.float64], middles: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Values on a middle but for a few FP32 roundings."""
-    near = middles[np.clip(np.searchsorted(middles, values), 1, middles.size - 1) + np.array([[-1], [0]])]
-    return np.asarray((np.abs(values - near) <= 2.0**-21 * near).any(axis=0))
+class Rules(NamedTuple):
+    """What torchao does otherwise than refmoe; each by itself."""
+
+    floor: bool = False  # a scale is at least 2^-6, the smallest normal number of E4M3; so is that of zeros
+    divides: bool = False  # amax / 6 / (amax of the tensor / 2688), where refmoe has amax * (g * fp32(1/6))
+    two_quotients: bool = False  # a factor (1 / (amax of the tensor / 2688)) / scale, where it has 1 / (scale * (1/g))
+
+
+TORCHAO = Rules(floor=True, divides=True, two_quotients=True)
+
+
+def by_rules(x: NDArray[Any], rules: Rules) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Codes and scales by NVFP4's formula in FP32 under these rules. No tensor here is zero or beyond FP32's range."""
+    one, largest = np.float32(1), np.finfo(np.float32).max
+    blocks = x.astype(np.float32).reshape(-1, 16)
+    amax, whole = np.abs(blocks).max(axis=1), np.abs(blocks).max()
+    tensor_scale, g = whole / np.float32(2688), np.float32(2688) / whole
+    wanted = amax / np.float32(6) / tensor_scale if rules.divides else amax * (g * (one / np.float32(6)))
+    wanted = np.clip(wanted, np.float32(2.0**-6 if rules.floor else 0), np.float32(448))
+    scales = torch.from_numpy(wanted).to(torch.float8_e4m3fn)
+    values = scales.to(torch.float32).numpy()
+    with np.errstate(divide="ignore"):
+        factor = one / tensor_scale / values if rules.two_quotients else one / (values * (one / g))
+    scaled = np.clip(blocks * np.minimum(factor, largest)[:, None], np.float32(-6), np.float32(6))
+    return (nearest_codes(scaled) | np.signbit(scaled) * 8).astype(np.uint8), scales.view(torch.uint8).numpy()
+
+
+def same(left: tuple[NDArray[Any], ...], right: tuple[NDArray[Any], ...]) -> bool:
+    return all(a.tobytes() == b.tobytes() for a, b in zip(left, right, strict=True))
 
 
 def test_torchao_is_the_pinned_one() -> None:
@@ -125,30 +170,44 @@ def test_torchao_is_the_pinned_one() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("make", [ordinary, wide])
-def test_torchao_differs_where_declared_and_nowhere_else(make: Any, dtype: np.dtype[Any]) -> None:
+@pytest.mark.parametrize("make", [ordinary, wide, tied])
+def test_torchao_differs_by_three_rules_and_nothing_else(make: Any, dtype: np.dtype[Any]) -> None:
+    """One formula gives every byte of both: refmoe's without the three rules, torchao's with them."""
     x = make(dtype)
-    (codes, scales), (their_codes, their_scales) = ours(x), torchao(x)
-    blocks = np.abs(x.astype(np.float64).reshape(-1, 16))
-    g = float(nvfp4_encode_scale(tensor_amax(x)))
-    wanted = blocks.max(axis=1) * g / 6
-    other_scale, other_code = scales != their_scales, codes != their_codes
+    assert same(by_rules(x, Rules()), ours(x))
+    assert same(by_rules(x, TORCHAO), torchao(x))
 
-    # 1. Its scales are at least 2^-6, the smallest normal number of E4M3; zero blocks have that scale too.
-    small = wanted < 2.0**-6 * (1 + 2.0**-4)
-    assert (their_scales[small] == 0x08).all()
-    # 2. It divides, amax / 6 / (amax of the tensor / 2688): a scale that lies on a tie may fall to the other side.
-    on_a_tie = beside(wanted, (SCALES[:-1] + SCALES[1:]) / 2)
-    assert np.flatnonzero(other_scale & ~small & ~on_a_tie).tolist() == []
-    # 3. Its factor is (1 / tensor scale) / scale, ours 1 / (scale * (1/g)): so may an element on a tie.
-    factor = g / np.maximum(SCALES[scales], 2.0**-9)
-    tied = beside((blocks * factor[:, None]).ravel(), (STEPS[:-1] + STEPS[1:]) / 2).reshape(blocks.shape)
-    same_scale = ~other_scale[:, None]
-    assert np.argwhere(other_code & same_scale & ~tied).tolist() == []
-    if make is wide:
-        assert (other_scale & small).any(), "gone: scales of at least 2^-6"
-    assert np.mean(other_scale & ~small) < 0.02
-    assert np.mean(other_code & same_scale) < 0.02
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_floor_of_torchao_moves_every_lower_scale_and_no_other(dtype: np.dtype[Any]) -> None:
+    x = wide(dtype)
+    codes, scales = ours(x)
+    low_codes, low_scales = by_rules(x, Rules(floor=True))
+    low = scales < SMALLEST_NORMAL
+    assert low.any()
+    assert np.array_equal(low_scales, np.where(low, SMALLEST_NORMAL, scales))
+    assert np.array_equal(low_codes[~low], codes[~low])
+    assert (low_codes[low] & 7 <= codes[low] & 7).all()
+    # On this data the floor is all: g = 32, by which both ways to divide are exact.
+    assert same((low_codes, low_scales), torchao(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_quotients_of_torchao_move_scales_on_ties_to_their_neighbour(dtype: np.dtype[Any]) -> None:
+    x = tied(dtype)
+    (codes, scales), (other_codes, other_scales) = ours(x), by_rules(x, Rules(divides=True))
+    moved = other_scales.astype(int) - scales
+    assert set(np.abs(moved).tolist()) == {0, 1}
+    assert np.array_equal(other_codes[moved == 0], codes[moved == 0])
+    assert same((other_codes, other_scales), torchao(x)) == (dtype == BF16)  # no element of BF16 lies on a tie
+
+
+def test_the_factor_of_torchao_moves_codes_on_ties_to_their_neighbour() -> None:
+    x = tied(np.dtype(np.float32))
+    (codes, scales), (other_codes, other_scales) = ours(x), by_rules(x, Rules(two_quotients=True))
+    assert np.array_equal(other_scales, scales)
+    assert set(np.abs(other_codes.astype(int) - codes).ravel().tolist()) == {0, 1}
+    assert not (other_codes != codes)[: len(codes) // 2].any()
 
 
 def test_torchao_clamps_an_infinity_and_keeps_finite_codes_beside_it() -> None:
