@@ -29,6 +29,8 @@ CUTLASS_BUILDS ?= one
 # `make cutlass CUTLASS_BUILDS=all CUTLASS_REPORT=reports/cutlass.json` renews the committed one.
 CUTLASS_REPORT ?= out/cutlass.json
 CUTE_REPORT ?= out/cute.json
+# `make samples SAMPLES_REPORT=reports/samples.json` renews the committed one.
+SAMPLES_REPORT ?= out/samples.json
 
 # Those of `refmoe bench` that need no GPU.
 BENCHES := quantize models executor first_launch races memory layer cutlass exponential tiles
@@ -39,7 +41,7 @@ PARITY_all := --level full
 # A machine may forbid compiled modules; every command here would then compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup parity cutlass cute full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench benchmarks clean mutate invariant litmus exhaustive
+.PHONY: help setup parity cutlass cute samples full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench benchmarks clean mutate invariant litmus exhaustive
 
 help:
 	@echo "Prove"
@@ -51,6 +53,7 @@ help:
 	@echo "  make cutlass    build CUTLASS's grouped GEMM, prove it equal to ours, plant its faults (minutes, 6 GB);"
 	@echo "                  CUTLASS_BUILDS=all for all eight builds"
 	@echo "  make cute       install CuTe DSL (250 MB), prove the kernels that are written in it, plant their faults"
+	@echo "  make samples    block FP8 at DeepSeek-V3's own sizes: 512 x 512 outputs of each class of experts, on the executor"
 	@echo "  make test-gpu   every case, the GPU tests and benchmarks on the GPU of this machine, into reports/"
 	@echo "Check"
 	@echo "  make test       run the tests"
@@ -127,6 +130,10 @@ cutlass: $(VENV)/.cutlass
 cute: $(VENV)/.cute
 	$(BIN)/refmoe parity --jobs $(JOBS) --suite cute_deepseek_gemm --suite cute_deepseek_activation --mutants \
 		--report $(CUTE_REPORT)
+
+# Models' true sizes, in part: half an hour of one core, which `make parity` does without.
+samples: $(VENV)/.cute
+	$(BIN)/refmoe parity --jobs $(JOBS) --level samples --report $(SAMPLES_REPORT)
 
 full: $(VENV)/.cutlass $(VENV)/.cute $(VENV)/.test
 	$(BIN)/refmoe parity --jobs $(JOBS) --level full --report out/full.json
