@@ -33,7 +33,7 @@ CUTE_REPORT ?= out/cute.json
 SAMPLES_REPORT ?= out/samples.json
 
 # Those of `refmoe bench` that need no GPU.
-BENCHES := quantize models executor first_launch races memory layer cutlass exponential tiles
+BENCHES := quantize models executor first_launch races memory layer deepseek cutlass exponential tiles
 
 PARITY_one := --arch sm_121a
 PARITY_all := --level full

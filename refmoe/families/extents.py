@@ -145,13 +145,14 @@ def _integer_moe(case: Case) -> Extents:
 
 def _deepseek_moe(case: Case) -> Extents:
     m, k, n, rows = case.shape.m, case.shape.k, case.shape.n, case.shape.rows
-    expanded = _deepseek_expand(case) if case.shared == "added" else _block_fp8_rows(rows, k)
+    expanded = _deepseek_expand(case) if case.shared != "none" else _block_fp8_rows(rows, k)
     chosen = 4 * rows
     shared: dict[str, Extents] = {}
-    if case.shared == "added":
+    if case.shared != "none":
         # Two shared experts side by side: one of twice the size.
-        shared["shared_gemm1"] = {"out": m * 4 * n * 2}
-        shared["shared_activation"] = _block_fp8_rows(m, 2 * n)
+        always = n if case.shared == "one" else 2 * n
+        shared["shared_gemm1"] = {"out": m * 2 * always * 2}
+        shared["shared_activation"] = _block_fp8_rows(m, always)
         shared["shared_gemm2"] = {"out": m * k * 2}
     return _staged(
         route={"topk_ids": chosen, "topk_weights": chosen} if case.router == "logits" else {},

@@ -415,7 +415,8 @@ def check_sparse(kind: tuple[str, str, str, int], entry: Entry, seed: int, wild:
     read = specification.stored_columns if entry.b_across else specification.stored_rows
     columns = read(image, b, n, form.k if entry.b_across else 64).view(f"u{width}")
     before, after = (specification.d_matrix(each, n, form.d == "f16") for each in (sums, result))
-    dense = Entry(f"{MNEMONIC}.m64n{n}k{form.k // 2}{entry.opcode.split(f'k{form.k}')[1]}")
+    signs = {"a_sign": entry.a_sign, "b_sign": entry.b_sign}
+    dense = Entry(f"{MNEMONIC}.m64n{n}k{form.k // 2}{entry.opcode.split(f'k{form.k}')[1]}", **signs)
     for row, column in [divmod(int(each), n) for each in rng.choice(64 * n, 150, replace=False)]:
         named = specification.sparse_places(metadata, row, width, entry.selector)
         beside = np.ascontiguousarray(columns[column][named])[None].view(np.uint8)
@@ -436,6 +437,12 @@ def test_sparse_rows(number: int) -> None:
 @pytest.mark.parametrize("kind", [SPARSE_TYPES[0], SPARSE_TYPES[2], ("f32", "e5m2", "e5m2", 64)])
 def test_what_sparse_rows_do_not_store_multiplies_nothing(kind: tuple[str, str, str, int]) -> None:
     check_sparse(kind, sparse(kind, 32, held=True), 1, wild=True)
+
+
+@pytest.mark.parametrize("signs", [(1, -1), (-1, 1), (-1, -1)])
+@pytest.mark.parametrize("kind", [SPARSE_TYPES[0], SPARSE_TYPES[3], SPARSE_TYPES[5]])
+def test_sparse_rows_that_are_negated(kind: tuple[str, str, str, int], signs: tuple[int, int]) -> None:
+    check_sparse(kind, sparse(kind, 16, held=signs[0] > 0, a_sign=signs[0], b_sign=signs[1]), 5)
 
 
 @pytest.mark.parametrize("across", [(True, False), (False, True), (True, True)])
