@@ -29,13 +29,15 @@ CUTLASS_BUILDS ?= one
 # `make cutlass CUTLASS_BUILDS=all CUTLASS_REPORT=reports/cutlass.json` renews the committed one.
 CUTLASS_REPORT ?= out/cutlass.json
 CUTE_REPORT ?= out/cute.json
+# `make samples SAMPLES_REPORT=reports/samples.json` renews the committed one.
+SAMPLES_REPORT ?= out/samples.json
 
 # The release of llama.cpp's sources whose kernels `make llama-cpp` runs, and the hash of the package that has them.
 LLAMA_CPP := llama-cpp-python==0.3.36
 LLAMA_CPP_SHA256 := 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 
 # Those of `refmoe bench` that need no GPU.
-BENCHES := quantize models executor first_launch races memory layer cutlass exponential tiles
+BENCHES := quantize models executor first_launch races memory layer deepseek cutlass exponential tiles
 
 PARITY_one := --arch sm_121a
 PARITY_all := --level full
@@ -43,7 +45,7 @@ PARITY_all := --level full
 # A machine may forbid compiled modules; every command here would then compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup parity cutlass cute llama-cpp full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench benchmarks clean mutate invariant litmus exhaustive site
+.PHONY: help setup parity cutlass cute samples llama-cpp full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench benchmarks clean mutate invariant litmus exhaustive site
 
 help:
 	@echo "Prove"
@@ -56,6 +58,7 @@ help:
 	@echo "                  CUTLASS_BUILDS=all for all eight builds"
 	@echo "  make cute       install CuTe DSL (250 MB), prove the kernels that are written in it, plant their faults"
 	@echo "  make llama-cpp  get llama.cpp's sources (77 MB), run its CUDA kernels on the executor, hold Q8_1 and DP4A against them"
+	@echo "  make samples    block FP8 at DeepSeek-V3's own sizes: 512 x 512 outputs of each class of experts, on the executor"
 	@echo "  make test-gpu   every case, the GPU tests and benchmarks on the GPU of this machine, into reports/"
 	@echo "Check"
 	@echo "  make test       run the tests"
@@ -151,6 +154,10 @@ out/llama_cpp/ggml: | $(VENV)/.core
 	tar -x -z -f out/llama_cpp/*.tar.gz -C out/llama_cpp --strip-components=3 \
 		$(subst ==,-,$(subst -,_,$(LLAMA_CPP)))/vendor/llama.cpp/ggml
 	touch $@
+
+# Models' true sizes, in part: half an hour of one core, which `make parity` does without.
+samples: $(VENV)/.cute
+	$(BIN)/refmoe parity --jobs $(JOBS) --level samples --report $(SAMPLES_REPORT)
 
 full: $(VENV)/.cutlass $(VENV)/.cute $(VENV)/.test
 	$(BIN)/refmoe parity --jobs $(JOBS) --level full --report out/full.json

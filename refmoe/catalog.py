@@ -16,7 +16,7 @@ from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
 from refmoe.families.case import Fields, Shape, one_of, refused
-from refmoe.families.family import LEVELS, Case, Family
+from refmoe.families.family import LEVELS, SAMPLES, Case, Family
 from refmoe.families.quantize import COMPILED_POLICIES
 from refmoe.families.real_data import read_activations
 from refmoe.museum import exhibits
@@ -114,7 +114,8 @@ def list_cases(
     host code has to refuse come last.
 
     Args:
-        level: "quick", "default" or "full".
+        level: "quick", "default" or "full"; or "samples", the cases of "full" that have true sizes, each on the first
+            arch that has its instruction.
         suites: kernel families, or names of `groups()`; none means all.
         device: "ptx" or "cuda".
         arch: one arch for all cases.
@@ -123,8 +124,8 @@ def list_cases(
         ArgumentError: an unknown level, suite, device or arch.
     """
     families, named = all_families(), groups()
-    if level not in LEVELS:
-        raise ArgumentError("level", repr(level), one_of(LEVELS))
+    if level not in (*LEVELS, SAMPLES):
+        raise ArgumentError("level", repr(level), one_of((*LEVELS, SAMPLES)))
     if arch is not None and arch not in KERNEL_ARCHS:
         raise refused("arch", arch, one_of(KERNEL_ARCHS))
     for suite in suites:
@@ -132,13 +133,16 @@ def list_cases(
             raise ArgumentError("suite", repr(suite), one_of(dict.fromkeys((*families, *named))))
     wanted = {name for suite in suites for name in named.get(suite, (suite,))}
     chosen = [family for name, family in families.items() if not suites or name in wanted]
-    below = LEVELS[max(LEVELS.index(level) - 1, 0)]
+    below = LEVELS[max(LEVELS.index(level) - 1, 0)] if level in LEVELS else None
     if arch is not None or device == "cuda":
         places = [(arch or "", family, level) for family in chosen]
     else:
         archs = [DEFAULT_ARCH, *(other for other in KERNEL_ARCHS if other != DEFAULT_ARCH)]
         places = [
-            (place, family, level if place == family.leading_arch else below) for place in archs for family in chosen
+            (place, family, deep)
+            for place in archs
+            for family in chosen
+            if (deep := level if place == family.leading_arch else below) is not None
         ]
     listed = (case.on(device, place) for place, family, deep in places for case in _listed(family, deep, device, place))
     elsewhere = [case for family in chosen for case in _lacking(family, level)] if not arch and device == "ptx" else []
@@ -167,7 +171,7 @@ def _listed(family: Family, level: str, device: str, arch: str) -> Iterable[Case
 def _with_wrong_calls(family: Family, level: str) -> Iterator[Case]:
     """The cases of a level, and from the default level on the calls that refmoe's own host code has to refuse."""
     yield from family.level(level)
-    if level != LEVELS[0]:
+    if level in LEVELS[1:]:
         yield from family.wrong_calls()
 
 

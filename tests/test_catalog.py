@@ -24,6 +24,18 @@ def test_case_lists_have_no_repetition_and_hold_the_level_below(level: str, devi
     assert set(list_cases(lower, device=device)) <= set(listed)
 
 
+def test_samples_are_a_list_of_their_own_and_a_part_of_full() -> None:
+    listed = list_cases("samples")
+    assert {case.family.name for case in listed} == {"deepseek_gemm", "cute_deepseek_gemm"}
+    assert {case.arch for case in listed} == {"sm_120a", "sm_90a"}
+    assert len(set(listed)) == len(listed)
+    assert set(listed) <= set(list_cases("full"))
+    assert not set(listed) & set(list_cases("default"))
+    assert {str(case) for case in list_cases("samples", arch="sm_90a")} == {
+        str(case) for case in listed if case.arch == "sm_90a"
+    }
+
+
 @pytest.mark.parametrize(("level", "below"), [("quick", "quick"), ("default", "quick"), ("full", "default")])
 def test_the_other_archs_run_the_level_below(level: str, below: str) -> None:
     listed = list_cases(level)

@@ -28,6 +28,7 @@ from refmoe.errors import ArgumentError
     "refmoe parity --level quick --arch sm_121a\n\n"
     "refmoe parity --activations hidden.safetensors:layer2.ffn_in\n\n"
     "refmoe parity --device cuda --level full --report reports/h200.json\n\n"
+    "refmoe parity --level samples --report reports/samples.json\n\n"
     "refmoe parity --schedules 16\n\n"
     "refmoe parity --level exhaustive --dtype bf16 --jobs 2 --report out/exhaustive.json\n\n"
     "refmoe parity --level full --cluster tcp://10.0.0.1:8786\n\n"
@@ -38,7 +39,8 @@ def parity(
     level: Annotated[
         str,
         typer.Option(
-            help="How many cases: quick, default or full; or exhaustive, every pair (amax, element) of quantize and "
+            help="How many cases: quick, default or full; samples, those of full that have models' true sizes and are "
+            "compared in part; or exhaustive, every pair (amax, element) of quantize and "
             "expand, in pieces that are kept next to the report."
         ),
     ] = "default",

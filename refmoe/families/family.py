@@ -31,6 +31,9 @@ Outputs = Mapping[str, NDArray[Any]]
 Extents = Mapping[str, int]
 
 LEVELS = ("quick", "default", "full")
+#: Cases of models' true sizes that have their outputs compared in part, enough of each class of sizes to say something
+#: about it. They belong to the level "full", and are a list that can be run by itself: minutes, where that is an hour.
+SAMPLES = "samples"
 DEVICES = ("ptx", "cuda")
 
 #: What fills output buffers before the launch, and the padding rows of a GEMM's scales.
@@ -272,7 +275,7 @@ class Family:
         expect: asks the reference for what must come of them.
         run: runs refmoe's own kernel on them on a device; gives buffers by name.
         extents: the bytes that a case compares, for each of its stages; the gate holds reports against it.
-        cases: for each level the cases that it adds to the level below.
+        cases: for each level the cases that it adds to the level below; and under "samples" those of true sizes.
         contract: what every kernel of the family takes and returns.
         sources: stems of the CUDA sources that `run` launches.
         host: modules of the host code that makes the launches.
@@ -376,8 +379,9 @@ class Family:
         return self.case(fields.fill, shape, fields.dtype, fields.seed, **place, **options)
 
     def level(self, level: str) -> Iterator[Case]:
-        """The cases of a level: those of the levels below it come first."""
-        for name in LEVELS[: LEVELS.index(level) + 1]:
+        """The cases of a level: those of the levels below it come first. "samples" alone has none below it."""
+        below = LEVELS[: LEVELS.index(level) + 1] if level in LEVELS else ()
+        for name in (*below, SAMPLES) if level in (LEVELS[-1], SAMPLES) else below:
             yield from self.cases.get(name, tuple)()
 
     def wrong_calls(self) -> Iterable[Case]:

@@ -91,6 +91,9 @@ def _targets(document: Mapping[str, Any]) -> Iterator[str]:
             if found is not None and (found >= row["target"]) != row["reached"]:
                 word = "reached" if row["reached"] else "missed"
                 yield f"{_row_name(row)}: the target {row['target']:g} is said to be {word} with {found:g}"
+    counted = [row["differing"] for row in rows if isinstance(row, Mapping) and isinstance(row.get("differing"), int)]
+    if any(counted) and document.get("all_reached") is not False:
+        yield f"all_reached is not false, and {sum(counted):,} of its bytes differ"
     if said and "all_reached" in document and document["all_reached"] != all(said):
         word = json_bool(document["all_reached"])
         yield f"all_reached is {word}, and {sum(map(bool, said))} of {len(said)} targets are"

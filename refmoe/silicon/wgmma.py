@@ -7,6 +7,7 @@ adds where it lies.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -171,6 +172,7 @@ CLASSES = ("normal", "wide", "full", "special", "tiny", "huge", "zeros", "cancel
 """Of the data of floats: numbers of a size, of many sizes, all finite codes, all codes, the least, the largest, seven
 of ten zero, and neighbours that cancel each other. Integers are drawn from all codes each time."""
 _CASES = 3
+_SIGNS = ((1, 1), (-1, 1), (1, -1), (-1, -1))
 _SWIZZLES = (0, 32, 64, 128)
 _MARKS = 200  # descriptors of a swizzle
 _MARKED_BYTES = 46 * 1024
@@ -212,22 +214,30 @@ def all_draws() -> dict[InstructionKernel, list[Draw]]:
 
 
 def entries() -> list[InstructionKernel]:
-    """A kernel of each type with A from shared memory and from registers, and with every option; each N in some."""
+    """The kernels that are held against a GPU, of each type.
+
+    A comes from shared memory and from registers. Dense products have N of 8, of 256 and of one value between for each,
+    with three pairs of signs. Sparse ones have two values of N for each, and two pairs of signs. Of 16-bit elements A
+    and B lie along and across K. Each N is in some.
+    """
     found: list[InstructionKernel] = []
-    for number, (d, a, b) in enumerate(_TYPES):
-        integer = a in (*_BYTES, "b1")
+    turn = 0
+    for d, a, b in _TYPES:
+        integer, wide = a in (*_BYTES, "b1"), a in ("f16", "bf16")
         sizes = (8, 24, *range(16, 257, 16)) if integer else tuple(range(8, 257, 8))
-        for held in (False, True):
-            # Each size once, and then again.
-            n = sizes[len(found) * 11 % len(sizes)]
-            signs = (1, 1) if integer else ((1, 1), (-1, 1), (1, -1), (-1, -1))[number % 4]
-            across = (not held and number % 3 == 1, number % 2 == 1) if a in ("f16", "bf16") else (False, False)
-            found.append(InstructionKernel(spelling(d, a, b, n), held, *signs, *across))
-        if a != "b1" and d != ".satfinite":
-            n = sizes[len(found) * 11 % len(sizes)]
-            selector = number % 2 if a in ("f16", "bf16", "tf32") else 0
-            found.append(InstructionKernel(spelling(d, a, b, n, sparse=True), number % 3 > 0, selector=selector))
-    return found
+        for sparse, held in itertools.product((False, True), (False, True)):
+            if sparse and a == "b1":
+                continue
+            # Each size in turn, and then again.
+            between = sizes[turn * 11 % len(sizes)]
+            turn += 1
+            least, most = (8,) if held or not sparse else (), () if held and sparse else (256,)
+            for number, n in enumerate(dict.fromkeys((*least, between, *most))):
+                signs = (1, 1) if integer else _SIGNS[(number + turn) % 4]
+                across = (not held and number % 2 == 1, (number + turn) % 4 > 1) if wide else (False, False)
+                selector = number % 2 if sparse and (wide or a == "tf32") else 0
+                found.append(InstructionKernel(spelling(d, a, b, n, sparse), held, *signs, *across, selector))
+    return list(dict.fromkeys(found))
 
 
 def draws(entry: InstructionKernel) -> list[Draw]:

@@ -12,9 +12,9 @@ from refmoe.draw import Draw
 from refmoe.errors import ArgumentError
 from refmoe.families.case import Shape
 from refmoe.families.deepseek_gemm import DEEPSEEK_GEMM
-from refmoe.families.deepseek_gemm.family import ASSUMPTIONS
+from refmoe.families.deepseek_gemm.family import ASSUMPTIONS, of_windows
 from refmoe.families.deepseek_gemm.fills import FILLS, Operands, Size
-from refmoe.families.deepseek_gemm.problem import expert_rows, output_rows, windows
+from refmoe.families.deepseek_gemm.problem import expert_rows, output_rows, window_tiles, windows
 from refmoe.formats import E4M3
 from refmoe.reference.deepseek_gemm import deepseek_gemm
 from refmoe.verify.kernel import Kernel
@@ -209,6 +209,72 @@ def test_true_sizes_and_every_class_of_rows_are_in_the_default_level() -> None:
     shapes = {(each.shape.k, each.shape.n): each for each in DEEPSEEK_GEMM.level("default") if each.sample}
     assert set(shapes) == {(7168, 4096), (2048, 7168)}
     assert all(set(expert_rows(each).counts) == {0, 1, 7, 128, 1000} for each in shapes.values())
+
+
+@pytest.mark.parametrize("family", ["deepseek_gemm", "cute_deepseek_gemm"])
+def test_the_samples_have_512_by_512_outputs_of_each_class(family: str) -> None:
+    listed = list_cases("samples", [family])
+    assert {str(each) for each in listed} <= {str(each) for each in list_cases("full", [family])}
+    for model in ASSUMPTIONS:
+        for rows in ("1-0", "7-0", "128-0", "1000"):
+            found = [each for each in listed if each.rows == rows and each.model == model]
+            assert {(each.shape.k, each.shape.n) for each in found} >= {(2048, 7168)}
+            assert rows == "1-0" or len({(each.shape.k, each.shape.n) for each in found}) == 2
+            for each in found:
+                counts = expert_rows(each)
+                places = windows(each, counts)
+                outputs = sum((w.row_stop - w.row) * (w.column_stop - w.column) for w in places)
+                assert outputs >= 512 * 512
+                # The last row and the last column of some expert, and the first of both.
+                ends = [first + count for first, count in zip(counts.first, counts.counts, strict=True) if count]
+                assert any(w.row_stop in ends and w.column_stop == each.shape.n for w in places)
+                assert any(w.row in counts.first and w.column == 0 for w in places)
+        of_model = [each for each in listed if each.model == model]
+        for option, values in (("grouping", {"contiguous", "masked"}), ("scales", {"k_major", "mn_major"})):
+            assert {getattr(each, option) for each in of_model} == values
+        assert {each.dtype for each in of_model} == {"bf16", "f32"}
+    paired = [each for each in listed if family == "deepseek_gemm" and each.ctas == 2]
+    assert {each.grouping for each in paired} == ({"contiguous", "masked"} if family == "deepseek_gemm" else set())
+
+
+SAMPLED = [(model, tile_m, 1) for model in INSTRUCTIONS for tile_m in INSTRUCTIONS[model].tiles_m]
+
+
+@pytest.mark.parametrize(("model", "tile_m", "ctas"), [*SAMPLED, ("sm90_wgmma_fp8", 128, 2)])
+def test_a_sample_runs_with_every_tile(model: str, tile_m: int, ctas: int) -> None:
+    """Windows of 128 rows, of an expert with three of them, under tiles that are lower, as high, and higher."""
+    shape = Shape(300, 128, n=512, e=2)
+    options = {"model": model, "rows": "0-299", "sample": 1, "tile_m": tile_m, "ctas": ctas}
+    given = DEEPSEEK_GEMM.case("near", shape, "bf16", **options)
+    arch = "sm_120a" if model == "sm120" else "sm_90a"
+    result = run_case(Kernel(DEEPSEEK_GEMM), given.on("ptx", arch))
+    assert (result.verdict, result.reason, result.first_mismatch) == (Verdict.PASS, None, None)
+
+
+def test_what_is_written_beside_the_tiles_that_ran_is_found() -> None:
+    given = case("0-290", m=300, n=512, sample=1)
+    rows, poison = expert_rows(given), 0xFFFF
+    inputs, expected = Kernel(DEEPSEEK_GEMM).problem(given)
+    (window, *_) = asked = windows(given, rows)
+    run = window_tiles(asked, rows, 256, 128)
+    # The last window has rows 256 to 289 of expert 1, and its tile too; the one before lies in another tile.
+    assert [(tile.row, tile.row_stop, tile.column) for tile in run if tile.expert == 1] == [
+        (256, 290, 256), (256, 290, 384)
+    ]  # fmt: skip
+    wanted = expected.outputs["out"]
+    inside, beside = wanted.copy(), wanted.copy()
+    inside[run[0].row, run[0].column] = 1
+    beside[run[0].row - 1, run[0].column] = 1
+    assert (window.row, window.column) == (256, 256)
+    assert (of_windows(given, inputs, inside, run)[256, 256], wanted[255, 256]) == (1, poison)
+    assert of_windows(given, inputs, beside, run)[255, 256] == 1
+    assert of_windows(given, inputs, beside)[255, 256] == poison
+    # Of a tile that reaches above its window, what lies there is not compared, and what lies beside it is.
+    (upper,) = window_tiles([window._replace(row=128, row_stop=256)], rows, 256, 128)[:1]
+    assert (upper.row, upper.row_stop) == (0, 256)
+    beside[100, 256] = beside[100, 100] = 1
+    found = of_windows(given, inputs, beside, [upper])
+    assert (found[100, 256], found[100, 100]) == (poison, 1)
 
 
 def test_the_full_level_has_512_by_512_outputs_of_each_class() -> None:

@@ -211,24 +211,26 @@ def test_tiles_are_numbered_expert_by_expert() -> None:
 
 
 @needs_cute
-def test_the_tcgen05_form_is_compiled_and_the_executor_refuses_it_by_name() -> None:
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_tcgen05_form_is_compiled_and_the_executor_refuses_it_by_name(masked: bool) -> None:
     from cutlass import Int32
 
     experts, rows, k, n = 3, 24, 384, 256
+    batches = experts if masked else 1
     aligned: dict[str, Any] = {"align": 16, "divisibility": {1: 128}}
     codes = {"element": "Float8E4M3FN", **aligned}
     tensor = refmoe.cute.tensor
     arguments = (
-        tensor(np.zeros((rows, k, 1), np.uint8), **codes),
-        tensor(np.zeros((rows, k // 128, 1), np.float32), unit=False),
+        tensor(np.zeros((batches, rows, k), np.uint8).transpose(1, 2, 0), **codes),
+        tensor(np.zeros((batches, rows, k // 128), np.float32).transpose(1, 2, 0), unit=False),
         tensor(np.zeros((experts, n, k), np.uint8).transpose(1, 2, 0), **codes),
         tensor(np.zeros((experts, n // 128, k // 128), np.float32).transpose(1, 2, 0)),
-        np.zeros(experts + 1, np.int64),
-        tensor(np.zeros((rows, n, 1), ml_dtypes.bfloat16), **aligned),
+        np.zeros(experts, np.int32) if masked else np.zeros(experts + 1, np.int64),
+        tensor(np.zeros((batches, rows, n), ml_dtypes.bfloat16).transpose(1, 2, 0), **aligned),
         Int32(4),
         cute_kernel.stream(),
     )
-    kernel = DEVICE_CODE.load("tcgen05").DeepSeekGemm(masked=False)
+    kernel = DEVICE_CODE.load("tcgen05").DeepSeekGemm(masked=masked)
     program = refmoe.cute.compile(kernel, *arguments, arch="sm_100a")
     assert re.search(r"^\.target sm_100a", program.ptx, re.MULTILINE)
     assert len(re.findall(r"tcgen05\.mma\.cta_group::1\.kind::f8f6f4", program.ptx)) == 4

@@ -39,6 +39,26 @@ def test_every_type_and_every_n_is_there() -> None:
     assert {entry.selector for entry in ENTRIES if entry.form.sparse} == {0, 1}
 
 
+def test_each_type_has_the_least_and_the_largest_n_and_several_signs() -> None:
+    for sparse in (False, True):
+        by_type: dict[tuple[str, str, str, bool], list[InstructionKernel]] = {}
+        for entry in ENTRIES:
+            if entry.form.sparse == sparse:
+                form = entry.form
+                by_type.setdefault((form.d, form.a, form.b, form.saturates), []).append(entry)
+        # Single bits are never sparse.
+        assert len(by_type) == 21 - sparse
+        for (d, a, *_), found in by_type.items():
+            assert {entry.held for entry in found} == {False, True}
+            assert {8, 256} < {entry.form.n for entry in found}
+            signs = {(entry.a_sign, entry.b_sign) for entry in found}
+            assert len(signs) >= (1 if d == "s32" else 3)
+            if a in ("f16", "bf16"):
+                assert {entry.a_across for entry in found if not entry.held} == {False, True}
+                assert {entry.b_across for entry in found} == {False, True}
+                assert not sparse or {entry.selector for entry in found} == {0, 1}
+
+
 def test_operands_lie_in_every_layout() -> None:
     places = [row for entry in ENTRIES for draw in draws(entry) for row in draw.places]
     assert {Descriptor.of(int(b)).width for _, b, _ in places} == {16, 32, 64, 128}

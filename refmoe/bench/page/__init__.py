@@ -194,6 +194,8 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield "## The executor and the references, on a CPU"
     yield ""
     yield from _table(("benchmark", "target", "measured", "needed", ""), _cpu_rows(reports))
+    if (layer := reports.get("deepseek")) is not None:
+        yield from _deepseek_layer(layer)
     yield ""
     yield "## Pictures"
     yield ""
@@ -264,6 +266,23 @@ def _deepseek(reports: Reports) -> Iterator[str]:
         yield ""
         times = ((row["name"], f"{row['microseconds']:.2f}") for row in routing["rows"])
         yield from _table(("what", "microseconds"), times)
+
+
+def _deepseek_layer(layer: Mapping[str, Any]) -> Iterator[str]:
+    """A whole layer on the executor, launch by launch."""
+    sizes, rows = layer["sizes"], layer["rows"]
+    compared, differing = (sum(row[key] for row in rows) for key in ("bytes", "differing"))
+    yield ""
+    yield from _paragraph(f"""
+        A whole DeepSeek-V3 layer at its true sizes on the executor, M = {sizes["tokens"]}: hidden {sizes["hidden"]:,},
+        intermediate {sizes["intermediate"]:,}, the router over {sizes["experts"]} experts, top-{sizes["top_k"]} and a
+        shared expert. Every check is on, and every buffer is held against the reference under the model
+        {layer["model"]} ({layer["evidence"]}): of {compared:,} bytes {differing:,} differ. The reference took
+        {layer["reference_s"]:.0f} seconds.
+    """)
+    yield ""
+    launches = ((row["stage"], f"`{row['entry']}`", f"{row['seconds']:.1f}", f"{row['bytes']:,}") for row in rows)
+    yield from _table(("launch", "entry", "seconds", "bytes compared"), launches)
 
 
 def _gemm_rows(gemm: Mapping[str, Any]) -> Iterator[Sequence[str]]:

@@ -164,6 +164,10 @@ _REFERENCE: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 
 
+#: How many shared experts there are, side by side. DeepSeek-V3 has one.
+_SHARED: Mapping[str, int] = MappingProxyType({"added": 2, "none": 0, "one": 1})
+
+
 def _inputs(case: Case) -> Inputs:
     """Tokens; the router's logits and bias, or the choices; this rank's weights and the shared expert's."""
     shape = case.shape
@@ -172,7 +176,7 @@ def _inputs(case: Case) -> Inputs:
         x = _FILLS[case.fill].make(Draw("moe-tokens", case.fill, case.seed), shape.m, shape.k).astype(_BF16)
     total, draw = shape.e * case.ranks, Draw("router", case.seed)
     from_logits = case.router == "logits"
-    always = drawn_expert(case.seed, -1, shape.k, 2 * shape.n) if case.shared == "added" else None
+    always = drawn_expert(case.seed, -1, shape.k, _shared_width(case)) if _shared_width(case) else None
     return {
         "x": x,
         "logits": (draw.normal((shape.m, total)) * 2).astype(np.float32) if from_logits else None,
@@ -188,6 +192,11 @@ def _inputs(case: Case) -> Inputs:
         "shared_down": None if always is None else always.down.codes,
         "shared_down_scales": None if always is None else always.down.scales,
     }
+
+
+def _shared_width(case: Case) -> int:
+    """The intermediate size of the shared expert: two side by side are one of twice the size; 0 without any."""
+    return int(_SHARED[case.shared] * case.shape.n)
 
 
 def _weights(draw: Draw, tokens: int, top_k: int) -> NDArray[np.float32]:
@@ -220,7 +229,7 @@ def _layer(case: Case, inputs: Inputs) -> DeepSeekMoELayer:
         return BlockFP8Expert(*made)
 
     routed = [expert("", (each,)) for each in range(case.shape.e)]
-    shared = expert("shared_", ()) if case.shared == "added" else None
+    shared = expert("shared_", ()) if _shared_width(case) else None
     return DeepSeekMoELayer(routed, case.shape.k, case.shape.n, case.shape.t, shared)
 
 
@@ -299,10 +308,10 @@ def _stages(case: Case, inputs: Inputs, found: Mapping[str, Mapping[str, NDArray
         *quantized("activation.", ("activation", "scales"), shape.rows, shape.n),
         Products("gemm2.out", "bf16", shape.k, offsets, case.poison),
     ]
-    if case.shared == "added":
+    if always := _shared_width(case):
         stages += [
-            Products("shared_gemm1.out", "bf16", 4 * shape.n, all_rows, case.poison),
-            *quantized("shared_activation.", ("shared", "scales"), shape.m, 2 * shape.n),
+            Products("shared_gemm1.out", "bf16", 2 * always, all_rows, case.poison),
+            *quantized("shared_activation.", ("shared", "scales"), shape.m, always),
             Products("shared_gemm2.out", "bf16", shape.k, all_rows, case.poison),
         ]
     stages.append(TokenSums("finalize.out", "bf16", shape.k, routing["unpermuted_to_permuted"], ids))
@@ -349,7 +358,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         scale=_SCALE,
         topk_ids=inputs["topk_ids"],
         topk_weights=inputs["topk_weights"],
-        shared=shared if case.shared == "added" else None,
+        shared=shared if _shared_width(case) else None,
         first_expert=case.first_expert,
     )
     launches = [stage.partition(".")[0] for stage in BUFFERS]
@@ -370,7 +379,8 @@ def _taken(case: Case, device: Device, written: Mapping[str, Any], launches: Seq
     """By stage name the buffers that these launches write, in the shape of the expectation."""
     shape = case.shape
     widths = {"route": shape.t, "expand": shape.k, "gemm1": 2 * shape.n, "activation": shape.n, "gemm2": shape.k}
-    widths |= {"shared_gemm1": 4 * shape.n, "shared_activation": 2 * shape.n, "shared_gemm2": shape.k}
+    always = _shared_width(case)
+    widths |= {"shared_gemm1": 2 * always, "shared_activation": always, "shared_gemm2": shape.k}
     outputs: dict[str, NDArray[Any]] = {}
     for stage in _present(case):
         launch, _, part = stage.partition(".")
@@ -449,6 +459,7 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 2, 128, 768, 4, 2, router="given")
     yield _case("fingerprint", 9, 256, 128, 6, 2, router="given", routing="padded", layout="mn_major")
     yield _case("gaussian", 6, 128, 128, 4, 4, first_expert=4, ranks=4, groups=8, top_groups=4)  # a rank in the middle
+    yield _case("gaussian", 3, 128, 256, 8, 2, shared="one")
     yield _case("gaussian", 6, 128, 128, 4, 4, first_expert=8, ranks=4, groups=8, top_groups=4, shared="none")
     yield _case("gaussian", 3, 128, 128, 4, 2, router="given", routing="elsewhere", first_expert=4, ranks=2)
     for m in (16, 40, 130):
@@ -478,6 +489,16 @@ def _full() -> Iterator[Case]:
         for m in (1, 8, 33, 256):
             yield _case("gaussian", m, 512, 256, 16, 4, model=model)
         yield _case("gaussian", 1, 7168, 2048, 8, 8, router="given", model=model)
+        yield _true_size(model)
+
+
+def _true_size(model: str) -> Case:
+    """A token through DeepSeek-V3's layer at its own sizes: 256 experts in the router, 32 on this one of 8 ranks.
+
+    Of its eight choices three lie here.
+    """
+    sizes: dict[str, Any] = {"ranks": 8, "groups": 8, "top_groups": 4, "shared": "one"}
+    return _case("gaussian", 1, 7168, 2048, 32, 8, first_expert=96, model=model, **sizes)
 
 
 def _own_twice(given: Arguments) -> Arguments:
@@ -549,11 +570,10 @@ def _extents(case: Case) -> Extents:
     m, k, n, rows = case.shape.m, case.shape.k, case.shape.n, case.shape.rows
     chosen = 4 * rows
     expanded, shared = dict(block_fp8_rows(rows, k)), dict[str, Extents]()
-    if case.shared == "added":
+    if always := _shared_width(case):
         expanded |= {f"token_{name}": size for name, size in block_fp8_rows(m, k).items()}
-        # Two shared experts side by side: one of twice the size.
-        shared["shared_gemm1"] = {"out": m * 4 * n * 2}
-        shared["shared_activation"] = block_fp8_rows(m, 2 * n)
+        shared["shared_gemm1"] = {"out": m * 2 * always * 2}
+        shared["shared_activation"] = block_fp8_rows(m, always)
         shared["shared_gemm2"] = {"out": m * k * 2}
     return staged(
         route={"topk_ids": chosen, "topk_weights": chosen} if case.router == "logits" else {},
@@ -582,7 +602,7 @@ DEEPSEEK_MOE = Family(
         word("policy", *POLICIES, fixed=True),
         word("scales", *SCALES, fixed=True),
         word("order", *ORDERS, fixed=True),
-        word("shared", "added", "none"),
+        word("shared", *_SHARED),
         word("layout", *LAYOUTS, fixed=True),
         *(_ENTRY, ROUTING, *RANKS, POISON, WRONG),
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,10 +32,22 @@ from refmoe.families.deepseek_gemm.problem import (
     Window,
     expert_rows,
     output_rows,
+    window_tiles,
     windows,
 )
 from refmoe.families.extents import ELEMENT_BYTES, WITNESSES
-from refmoe.families.family import POISON, Assumption, Case, Contract, Expectation, Extents, Family, Inputs, Outputs
+from refmoe.families.family import (
+    POISON,
+    SAMPLES,
+    Assumption,
+    Case,
+    Contract,
+    Expectation,
+    Extents,
+    Family,
+    Inputs,
+    Outputs,
+)
 from refmoe.families.far import ROWS_BEFORE, Layout, behind, far_device, lacks_memory
 from refmoe.families.gemm.stages import Interval
 from refmoe.families.vacuity import doubt_products
@@ -260,7 +272,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
 
     rows = expert_rows(case)
     tile_m = case.tile_m or INSTRUCTIONS[case.model].choose_tile_m(-(-sum(rows.counts) // case.shape.e))
-    asked = windows(case, rows)
+    run = window_tiles(windows(case, rows), rows, tile_m, TILE_N) if case.sample else None
     options: dict[str, Any] = {
         "model": case.model,
         "scale_layout": case.scales,
@@ -268,7 +280,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         "ctas": case.ctas,
         "out_dtype": case.dtype,
         "fill": case.poison,
-        "blocks": _blocks(case, rows, asked, tile_m) if case.sample else None,
+        "blocks": None if run is None else tuple(_cta(case, rows, tile, tile_m) for tile in run),
     }
     if case.grouping == "masked":
         options["expected_m"] = case.expected_m or None
@@ -276,28 +288,36 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     place = far_device(case, device, _far(case, tile_m))
     out = launch(*_arguments(case, inputs), device=place, **options)
     bits: NDArray[Any] = np.ascontiguousarray(out).view(_BITS[case.dtype])
-    return {"out": bits if device.name == "ptx" else of_windows(case, inputs, bits)}
+    return {"out": of_windows(case, inputs, bits, run if device.name == "ptx" else None)}
 
 
-def of_windows(case: Case, inputs: Inputs, bits: NDArray[Any]) -> NDArray[Any]:
-    """The output of a GPU, which computes all of it, as if it had computed the windows of the case alone."""
+def of_windows(case: Case, inputs: Inputs, bits: NDArray[Any], run: Sequence[Window] | None = None) -> NDArray[Any]:
+    """The output as if a kernel had computed the windows of the case alone; all of it where the case has none.
+
+    Args:
+        case: the case.
+        inputs: its arrays.
+        bits: the output.
+        run: the tiles whose CTAs ran. What is written beside them stays, and so is found. None for a GPU, which
+            computes all of the output.
+    """
     if not case.sample:
         return bits
-    mask = np.zeros((output_rows(case), case.shape.n), bool)
-    for window in windows(case, expert_rows(case)):
-        mask[window.place] = True
-    return _output_bits(case, inputs, bits.reshape(mask.shape), mask)
+    rows = expert_rows(case)
+    kept = np.zeros((output_rows(case), case.shape.n), bool)
+    if run is not None:
+        kept[:] = True
+        for tile in run:
+            kept[tile.place] = False
+    for window in windows(case, rows):
+        kept[window.place] = True
+    return _output_bits(case, inputs, bits.reshape(kept.shape), kept)
 
 
-def _blocks(case: Case, rows: ExpertRows, asked: list[Window], tile_m: int) -> tuple[int, ...]:
-    """The CTAs that compute the windows."""
-    places = [
-        (window.expert, row - rows.first[window.expert], column)
-        for window in asked
-        for row in range(window.row, window.row_stop, tile_m)
-        for column in range(window.column, window.column_stop, TILE_N)
-    ]
-    return tuple(cta_of_tile(rows.counts, place, tile_m, case.shape.n, case.ctas) for place in places)
+def _cta(case: Case, rows: ExpertRows, tile: Window, tile_m: int) -> int:
+    """The CTA that computes a tile."""
+    place = tile.expert, tile.row - rows.first[tile.expert], tile.column
+    return cta_of_tile(rows.counts, place, tile_m, case.shape.n, case.ctas)
 
 
 def _lacks(case: Case, arch: str) -> str | None:
@@ -426,6 +446,11 @@ def _default() -> Iterator[Case]:
             yield _past_every_lane(dtype, tile_m, model=model)
     for dtype in OUT_DTYPES:
         yield _past_every_lane(dtype, 128, ctas=2, **wgmma)
+        # A tile of tokens more than a band has, in two columns of tiles: in one, every band is numbered alike.
+        for tile_m, ctas in ((64, 1), (128, 1), (256, 1), (128, 2)):
+            tokens = _BAND * tile_m + 1
+            shape = Shape(tokens, 128, n=2 * ctas * TILE_N, e=1)
+            yield _case("near", shape, dtype, rows=str(tokens), tile_m=tile_m, ctas=ctas, **wgmma)
     for k, n in (GATE_UP, DOWN):
         yield _case("near", Shape(_CLASS_ROWS, k, n=n, e=5), rows=_CLASSES, sample=1, scales="mn_major")
     yield _case("near", Shape(5, 128, n=128, e=2), rows="1-2", poison=0)  # the fill's default
@@ -457,12 +482,51 @@ def _full() -> Iterator[Case]:
                 yield _case("wide-range", shape, seed=seed, scales="mn_major", pad=k // 128, model=model)
         # All experts of a layer, of which every third has no rows and every third has two.
         yield _case("wide-range", Shape(256, DOWN[0], n=128, e=256), rows="1-0-2", scales="mn_major", model=model)
-        for k, n in (GATE_UP, DOWN):
-            # At least 512 x 512 outputs of each class: so many windows of 256 columns of each expert.
-            for rows, experts, sample in (("1-0", 128, 16), ("7-0", 20, 16), ("128-0", 4, 8), ("1000", 1, 9)):
-                counts = np.resize([int(each) for each in rows.split("-")], experts)
-                shape = Shape(int(counts.sum()), k, n=n, e=experts)
-                yield _case("near", shape, rows=rows, sample=sample, model=model)
+        # Where the executor needs minutes for a single case.
+        yield class_case(_case, "1-0", GATE_UP, model=model)
+
+
+#: Rows of the experts in turn, how many experts, and how many windows of each: 512 x 512 outputs of each class or more.
+_SAMPLED = {"1-0": (128, 16), "7-0": (20, 16), "128-0": (4, 8), "1000": (1, 9)}
+
+
+def class_case(
+    make: Callable[..., Case], rows: str, size: tuple[int, int], dtype: str = "bf16", **options: Any
+) -> Case:
+    """A case of true size of which windows are compared, at least 512 x 512 outputs of one class of experts.
+
+    Args:
+        make: makes a case of a fill, a shape, a dtype and options.
+        rows: "1-0", "7-0", "128-0" or "1000".
+        size: K and N, those of `GATE_UP` or `DOWN`.
+        dtype: "bf16" or "f32".
+        options: of the case. Of a batch, and where scales are MN-major, some rows are no expert's.
+    """
+    experts, sample = _SAMPLED[rows]
+    counts = np.resize([int(each) for each in rows.split("-")], experts)
+    m = max(counts) if options.get("grouping") == "masked" else sum(counts)
+    shape = Shape(int(m) + (3 if "grouping" in options or "scales" in options else 0), size[0], n=size[1], e=experts)
+    return make("near", shape, dtype, rows=rows, sample=sample, **options)
+
+
+def class_samples(make: Callable[..., Case], model: str) -> Iterator[Case]:
+    """Every class of experts at both true sizes, and each grouping, layout of scales and output at one of them."""
+    yield class_case(make, "1-0", DOWN, model=model)
+    for rows, size in itertools.product(("7-0", "128-0", "1000"), (GATE_UP, DOWN)):
+        yield class_case(make, rows, size, model=model)
+    mn_major: dict[str, Any] = {"scales": "mn_major", "model": model}
+    yield class_case(make, "7-0", DOWN, grouping="masked", pad=1, **mn_major)
+    yield class_case(make, "128-0", DOWN, "f32", grouping="masked", expected_m=128, pad=3, **mn_major)
+    yield class_case(make, "1000", GATE_UP, "f32", **mn_major)
+
+
+def _samples() -> Iterator[Case]:
+    for model in _MODELS:
+        yield from class_samples(_case, model)
+    pairs: dict[str, Any] = {"model": "sm90_wgmma_fp8", "tile_m": 128, "ctas": 2}
+    yield class_case(_case, "128-0", GATE_UP, **pairs)
+    yield class_case(_case, "1000", DOWN, "f32", scales="mn_major", **pairs)
+    yield class_case(_case, "128-0", DOWN, grouping="masked", **pairs)
 
 
 _CHANGES: Mapping[str, Change] = {
@@ -539,7 +603,7 @@ DEEPSEEK_GEMM = Family(
     expect=_expect,
     run=_run,
     extents=_extents,
-    cases={"quick": _quick, "default": _default, "full": _full},
+    cases={"quick": _quick, "default": _default, "full": _full, SAMPLES: _samples},
     refuses=_refuses,
     changes=_CHANGES,
     contract=Contract(

@@ -2,12 +2,13 @@
 
 A *window* is a rectangle of the output: 256 columns, or 128 where there is an odd number of those, by at most 128 rows
 of one expert. Of a problem of a model's true size a case asks for some windows alone, the corners of every expert's
-output among them. No tile of a kernel reaches over the edge of a window.
+output among them. The executor runs the CTAs whose *tiles* hold a part of a window. A tile may be higher than a window:
+what its CTA writes beside the windows is not compared, and what is written beside the tiles must not be written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -123,6 +124,25 @@ def _windows(case: Case, rows: ExpertRows, expert: int) -> Iterator[Window]:
     for each in chosen:
         row, column = first + each // across * WINDOW_ROWS, each % across * width
         yield Window(expert, row, min(row + WINDOW_ROWS, stop), column, column + width)
+
+
+def window_tiles(asked: Sequence[Window], rows: ExpertRows, tile_m: int, tile_n: int) -> list[Window]:
+    """The tiles of a kernel that hold a part of a window, each once, to the last row of its expert.
+
+    Args:
+        asked: the windows.
+        rows: of the experts.
+        tile_m: tokens of a tile.
+        tile_n: weight rows of a tile.
+    """
+    found: dict[Window, None] = {}
+    for window in asked:
+        first = rows.first[window.expert]
+        stop, top = first + rows.counts[window.expert], window.row - (window.row - first) % tile_m
+        for row in range(top, window.row_stop, tile_m):
+            for column in range(window.column, window.column_stop, tile_n):
+                found[Window(window.expert, row, min(row + tile_m, stop), column, column + tile_n)] = None
+    return list(found)
 
 
 @dataclass(frozen=True, eq=False)

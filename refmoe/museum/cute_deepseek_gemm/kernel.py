@@ -10,10 +10,10 @@ import numpy as np
 
 from refmoe.chips import CHIPS, DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.families.case import Shape
-from refmoe.families.deepseek_gemm.family import DEEPSEEK_GEMM, of_windows
+from refmoe.families.deepseek_gemm.family import DEEPSEEK_GEMM, DOWN, GATE_UP, class_case, class_samples, of_windows
 from refmoe.families.deepseek_gemm.fills import FILLS
-from refmoe.families.deepseek_gemm.problem import expert_rows, windows
-from refmoe.families.family import Case, Inputs, Outputs
+from refmoe.families.deepseek_gemm.problem import expert_rows, window_tiles, windows
+from refmoe.families.family import SAMPLES, Case, Inputs, Outputs
 from refmoe.museum.cute_deepseek_gemm.gemm import (
     DEVICE_CODE,
     MODULES,
@@ -36,8 +36,6 @@ _BATCHES = {"mma": (19, "19-0-17-11"), "wgmma": (66, "66-0-65-3")}
 _BATCH_SIZES: dict[str, int] = {"k": 512, "n": 128, "e": 4}
 #: More blocks of K than any ring has stages, an odd number of them.
 _DEEP = Shape(m=9, k=1408, n=128, e=2)
-#: The sizes of DeepSeek-V3's experts: gate and up together, then down.
-_GATE_UP, _DOWN = (7168, 4096), (2048, 7168)
 
 
 def _case(fill: str, shape: Shape, dtype: str = "bf16", seed: int = 7, **options: Any) -> Case:
@@ -82,7 +80,7 @@ def _default() -> Iterator[Case]:
         yield _case("near", Shape(3, 640, n=128, e=2), grouping="masked", rows="0", tile_m=narrow, model=model)
         yield _case("near", Shape(0, 256, n=128, e=2), model=model)
         yield _case("near", Shape(20, 256, n=128, e=3), tile_m=narrow, model=model)  # some rows of no expert
-        k, n = _DOWN
+        k, n = DOWN
         yield _case("near", Shape(72, k, n=n, e=3), rows="0-1-71", sample=1, scales="mn_major", tile_m=64, model=model)
 
 
@@ -96,12 +94,13 @@ def _full() -> Iterator[Case]:
                 shape = Shape(9, k, n=128, e=2)
                 yield _case("wide-range", shape, scales="mn_major", pad=k // 128, tile_m=tile_m, model=model)
         # All experts of a layer, of which every third has no rows and every third has two.
-        yield _case("wide-range", Shape(256, _DOWN[0], n=128, e=256), rows="1-0-2", scales="mn_major", model=model)
-        for k, n in (_GATE_UP, _DOWN):
-            for rows, experts, sample in (("1-0", 128, 16), ("7-0", 20, 16), ("128-0", 4, 8), ("1000", 1, 9)):
-                counts = np.resize([int(each) for each in rows.split("-")], experts)
-                shape = Shape(int(counts.sum()), k, n=n, e=experts)
-                yield _case("near", shape, rows=rows, sample=sample, model=model)
+        yield _case("wide-range", Shape(256, DOWN[0], n=128, e=256), rows="1-0-2", scales="mn_major", model=model)
+        yield class_case(_case, "1-0", GATE_UP, model=model)
+
+
+def _samples() -> Iterator[Case]:
+    for model in MODULES:
+        yield from class_samples(_case, model)
 
 
 CUTE_DEEPSEEK_GEMM = restated(
@@ -109,7 +108,7 @@ CUTE_DEEPSEEK_GEMM = restated(
     name="cute_deepseek_gemm",
     about="The same grouped GEMM in block FP8 by kernels in CuTe DSL, for mma.sync and for wgmma.",
     options=tuple(option for option in DEEPSEEK_GEMM.options if option.name != "ctas"),
-    cases={"quick": _quick, "default": _default, "full": _full},
+    cases={"quick": _quick, "default": _default, "full": _full, SAMPLES: _samples},
     software={
         arch: _alike
         for arch in KERNEL_ARCHS
@@ -130,13 +129,16 @@ class CuteGemm(CuteKernel):
         rows = expert_rows(case)
         mean = case.expected_m or (case.shape.m if case.grouping == "masked" else -(-sum(rows.counts) // case.shape.e))
         tile_m = case.tile_m or choose_tile_m(case.model, mean)
+        run = window_tiles(windows(case, rows), rows, tile_m, TILE_N) if case.sample else None
         blocks = None
-        if case.sample:
+        if run is not None:
             blocks = tuple(
-                (column // TILE_N, tile_number(rows.counts, window.expert, row - rows.first[window.expert], tile_m), 0)
-                for window in windows(case, rows)
-                for row in range(window.row, window.row_stop, tile_m)
-                for column in range(window.column, window.column_stop, TILE_N)
+                (
+                    tile.column // TILE_N,
+                    tile_number(rows.counts, tile.expert, tile.row - rows.first[tile.expert], tile_m),
+                    0,
+                )
+                for tile in run
             )
         out = grouped_gemm(
             tuple(inputs[name] for name in ("tokens", "token_scales", "weights", "weight_scales")),
@@ -152,4 +154,4 @@ class CuteGemm(CuteKernel):
             blocks=blocks,
         )
         bits = np.ascontiguousarray(out).view(_BITS[case.dtype])
-        return {"out": bits if device.name == "ptx" else of_windows(case, inputs, bits)}
+        return {"out": of_windows(case, inputs, bits, run if device.name == "ptx" else None)}

@@ -71,7 +71,7 @@ def _product(emitter: Builder, instruction: Instruction) -> None:
 def _sums(emitter: Builder, form: Form) -> Sums:
     """How a form adds up; what that rests on is noted."""
     if form.d == "s32":
-        return IntegerSums(form.bits, form.a == "s8", form.b == "s8", form.saturates)
+        return IntegerSums(form.bits, form.a == "s8", form.b == "s8", form.saturates, form.sparse)
     sums = CHIPS[emitter.module.target].sums[Mma.WGMMA_FP8 if form.a in _FP8 else Mma.WGMMA_BF16]
     single = MODELS[sums.model]
     model = single if form.d == "f32" else HALF_MODELS[form.a]

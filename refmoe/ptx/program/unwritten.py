@@ -22,9 +22,10 @@ class UnwrittenReads:
     """What is known of an entry.
 
     Attributes:
-        registers: names of registers that some instruction may read unwritten.
+        registers: names of registers that some instruction may read unwritten, products of warpgroups included.
         reads: by (block, number of the instruction in it, its terminator last) the names of those that it may read so,
-            in the order of its operands; the others are not listed.
+            in the order of its operands; the others are not listed. Without what a product of a warpgroup uses while
+            others run, which the product itself looks at: whether it adds to its sums is known only then.
     """
 
     registers: frozenset[str] = frozenset()
@@ -34,8 +35,8 @@ class UnwrittenReads:
 def unwritten(program: Program) -> UnwrittenReads:
     """The reads of an entry that something may reach before a write: a forward analysis of its blocks."""
     bodies = {block.index: _body(block) for block in program.blocks}
-    known = {name for body in bodies.values() for uses, writes in body for name in (*uses, *writes)}
-    written = {index: frozenset(name for _, writes in body for name in writes) for index, body in bodies.items()}
+    known = {name for body in bodies.values() for step in body for names in step for name in names}
+    written = {index: frozenset(name for *_, writes in body for name in writes) for index, body in bodies.items()}
     # Registers that may be unwritten at the start of each block that can be reached.
     before: dict[int, frozenset[str]] = {0: frozenset(known)}
     ahead = [0]
@@ -47,13 +48,15 @@ def unwritten(program: Program) -> UnwrittenReads:
                 before[target] = before.get(target, frozenset()) | after
                 ahead.append(target)
     reads: dict[tuple[int, int], tuple[str, ...]] = {}
+    of_products: set[str] = set()
     for index, maybe in before.items():
         open_ = set(maybe)
-        for number, (uses, writes) in enumerate(bodies[index]):
+        for number, (uses, held, writes) in enumerate(bodies[index]):
+            of_products |= open_.intersection(held)
             if found := tuple(dict.fromkeys(name for name in uses if name in open_)):
                 reads[index, number] = found
             open_ -= set(writes)
-    return UnwrittenReads(frozenset(name for names in reads.values() for name in names), reads)
+    return UnwrittenReads(frozenset(of_products).union(*reads.values()), reads)
 
 
 def instructions_of(block: Block) -> tuple[Instruction, ...]:
@@ -65,21 +68,24 @@ def instructions_of(block: Block) -> tuple[Instruction, ...]:
 def uses_of(instruction: Instruction) -> list[Register]:
     """The registers that an instruction reads when it runs, its guard included.
 
-    Those that a product of a warpgroup reads while others run are not among them: that it may not add to sums that
-    nobody wrote, and that the elements of its fragments are written, is not looked at.
+    Those that a product of a warpgroup uses while others run are not among them, its sums and its fragments.
     """
     at_home = names_at_home(instruction)
     return [register for register in results_and_uses(instruction)[1] if register.name not in at_home]
 
 
-def _body(block: Block) -> list[tuple[list[str], list[str]]]:
-    """Of each instruction the registers that it uses, and those that it writes in every lane."""
+def _body(block: Block) -> list[tuple[list[str], frozenset[str], list[str]]]:
+    """Of each instruction the registers that it uses, those that it uses as a product, and those that it writes.
+
+    It writes them in every lane.
+    """
     body = []
     for instruction in instructions_of(block):
         written, _ = results_and_uses(instruction)
         kept = instruction.guard is not None
         body.append((
             [each.name for each in uses_of(instruction)],
+            names_at_home(instruction),
             [] if kept else [each.name for each in written],
         ))  # fmt: skip
     return body

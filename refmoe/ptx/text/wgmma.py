@@ -140,8 +140,7 @@ def form_of(opcode: str) -> Form | None:
     if form.d not in _SUMS.get(form.a, ()) or form.n not in (_INTEGER_N if form.d == "s32" else _ANY_N):
         return None
     alike = next((types for types in (_FP8, _BYTES) if form.a in types), (form.a,))
-    # Between which products a sparse one saturates is not known: an H200 differs from once at the end, in few lanes.
-    bytes_only = form.saturates and (form.a not in _BYTES or form.sparse)
+    bytes_only = form.saturates and form.a not in _BYTES
     if form.b not in alike or bytes_only or bool(match["popc"]) != (form.a == "b1") or (form.sparse and form.a == "b1"):
         return None
     return form if form.k == int(match["k"]) else None

@@ -376,6 +376,7 @@ SPARSE_TYPES = [
     ("f32", "e4m3", "e5m2", 64),
     ("f16", "e5m2", "e4m3", 64),
     ("s32", "s8", "u8", 64),
+    *((".satfinite", a, b, 64) for a in BYTES for b in BYTES),
 ]
 
 
@@ -385,13 +386,22 @@ def sparse(kind: tuple[str, str, str, int], n: int, **options: object) -> Instru
     return InstructionKernel(f"{SPARSE}.m64n{n}k{k}{saturates}.{d}.{a}.{b}", **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("a", "b"), [(a, b) for a in BYTES for b in BYTES])
-def test_sparse_products_that_saturate_are_refused(a: str, b: str) -> None:
-    # An H200 clamps them once, at the end. No committed report says so yet.
-    from refmoe.ptx.text.wgmma import form_of
-
-    assert form_of(f"{SPARSE}.m64n8k64.s32.{a}.{b}") is not None
-    assert form_of(f"{SPARSE}.m64n8k64.satfinite.s32.{a}.{b}") is None
+@pytest.mark.parametrize("held", [False, True])
+def test_sparse_products_saturate_once_at_the_end(held: bool) -> None:
+    entry, image = sparse((".satfinite", "s8", "s8", 64), 8, held=held), np.zeros(IMAGE_BYTES, np.uint8)
+    # A is all 100. Of B the first half of K is 100, the second -100: what the first half lifts past 2^31 comes back.
+    rows, columns = np.full((64, 32), 100, np.uint8), np.full((8, 64), 100, np.uint8)
+    columns[:, 32:] = 156
+    image[:2048], image[16384:16896] = 100, columns.reshape(8, 4, 16).transpose(1, 0, 2).ravel()
+    metadata = np.full((1, 128), 0x44444444, np.uint32)
+    registers = np.concatenate([specification.a_registers(rows), metadata])
+    a, b = descriptor(0, 128, 256, 0), descriptor(16384, 128, 512, 0)
+    for before, after in ((0x7FFFFFF0, 0x7FFFFFF0), (0x80000005, 0x80000005)):
+        sums = np.full((1, 4, 128), before, np.uint32)
+        assert set(run(entry, image, [a], [b], registers[None], sums, [1]).ravel().tolist()) == {after}
+    image[16384:16896] = 100
+    lifted = run(entry, image, [a], [b], registers[None], np.full((1, 4, 128), 0x7FFFFFF0, np.uint32), [1])
+    assert set(lifted.ravel().tolist()) == {0x7FFFFFFF}
 
 
 def check_sparse(kind: tuple[str, str, str, int], entry: InstructionKernel, seed: int, wild: bool = False) -> None:
@@ -418,7 +428,8 @@ def check_sparse(kind: tuple[str, str, str, int], entry: InstructionKernel, seed
     read = specification.stored_columns if entry.b_across else specification.stored_rows
     columns = read(image, b, n, form.k if entry.b_across else 64).view(f"u{width}")
     before, after = (specification.d_matrix(each, n, form.d == "f16") for each in (sums, result))
-    dense = InstructionKernel(f"{MNEMONIC}.m64n{n}k{form.k // 2}{entry.opcode.split(f'k{form.k}')[1]}")
+    signs = {"a_sign": entry.a_sign, "b_sign": entry.b_sign}
+    dense = InstructionKernel(f"{MNEMONIC}.m64n{n}k{form.k // 2}{entry.opcode.split(f'k{form.k}')[1]}", **signs)
     for row, column in [divmod(int(each), n) for each in rng.choice(64 * n, 150, replace=False)]:
         named = specification.sparse_places(metadata, row, width, entry.selector)
         beside = np.ascontiguousarray(columns[column][named])[None].view(np.uint8)
@@ -439,6 +450,12 @@ def test_sparse_rows(number: int) -> None:
 @pytest.mark.parametrize("kind", [SPARSE_TYPES[0], SPARSE_TYPES[2], ("f32", "e5m2", "e5m2", 64)])
 def test_what_sparse_rows_do_not_store_multiplies_nothing(kind: tuple[str, str, str, int]) -> None:
     check_sparse(kind, sparse(kind, 32, held=True), 1, wild=True)
+
+
+@pytest.mark.parametrize("signs", [(1, -1), (-1, 1), (-1, -1)])
+@pytest.mark.parametrize("kind", [SPARSE_TYPES[0], SPARSE_TYPES[3], SPARSE_TYPES[5]])
+def test_sparse_rows_that_are_negated(kind: tuple[str, str, str, int], signs: tuple[int, int]) -> None:
+    check_sparse(kind, sparse(kind, 16, held=signs[0] > 0, a_sign=signs[0], b_sign=signs[1]), 5)
 
 
 @pytest.mark.parametrize("across", [(True, False), (False, True), (True, True)])

@@ -1,7 +1,8 @@
 """The grouped GEMM in block FP8 as a CuTe DSL kernel for `tcgen05.mma`, of sm_100a. Compiled, and never run.
 
-The promotion is that of `.mma`. What SM100's tensor core adds up to within 128 products is no known model of refmoe's,
-and the executor refuses tcgen05, so that nothing of this kernel is proven but that it compiles.
+The promotion is that of `.mma`. What SM100's tensor core adds up to within 128 products is published, and is the model
+`sm100` of `refmoe.reference.mma`. But no instruction of it was ever executed here: the executor refuses tcgen05, and
+there is no such chip. So nothing of this kernel is proven but that it compiles.
 
 A CTA is four warps and a tile of 128 tokens by 64 weight rows. The first warp starts the tensor copies of a block of K
 and its four products, which go to tensor memory. Then each thread loads its token's 64 sums and promotes them.

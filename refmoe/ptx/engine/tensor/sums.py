@@ -95,21 +95,24 @@ class IntegerSums:
         bits: of an element: 8, or 1, whose product is their conjunction.
         a_signed, b_signed: whether elements are in two's complement.
         saturates: `.satfinite`, of each instruction.
+        sparse: whether an instruction has twice the elements of K, of which half are zeros of A.
     """
 
     bits: int
     a_signed: bool = False
     b_signed: bool = False
     saturates: bool = False
+    sparse: bool = False
 
     def __call__(self, a: Array, b: Array, registers: Array, warp_bytes: int, adds: bool) -> None:
         """See `WarpgroupMma`."""
         homes = Homes(registers, warp_bytes)
         x, y = self._numbers(a, self.a_signed), self._numbers(b, self.b_signed)
         total = _matrix(homes.read().view(np.int32)).astype(np.int64) if adds else np.int64(0)
-        step = 256 // self.bits
+        # An instruction clamps once, when all of its products are in the sum: a sparse one too, as an H200 does.
+        step = (512 if self.sparse else 256) // self.bits
         for k in range(0, x.shape[1], step):
-            # A sum of 256 products of 16 bits is exact in FP64.
+            # Sums of so few products of 16 bits are exact in FP64.
             total = total + (x[:, k : k + step] @ y[:, k : k + step].T).astype(np.int64)
             if self.saturates:
                 total = np.clip(total, -(1 << 31), (1 << 31) - 1)

@@ -23,10 +23,12 @@ from refmoe.ptx.engine.bulk.races import BulkShadow
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access
+from refmoe.ptx.engine.slow import Suspected, looks_for_unwritten
 from refmoe.ptx.engine.tensor.descriptor import CHUNK, chunks
 from refmoe.ptx.engine.tensor.sparse import metadata_of, multiply_sparse, ordered_places
 from refmoe.ptx.engine.tensor.sums import Sums
 from refmoe.ptx.errors import WarpError
+from refmoe.ptx.program.unwritten import CANARIES
 from refmoe.ptx.text.syntax import Instruction
 from refmoe.ptx.text.wgmma import ROW_BYTES, ROWS, Form
 
@@ -201,6 +203,7 @@ class _Warpgroup:
         fenced: whether there was a fence.
         touched: by name, the instruction that last accessed a register since the last fence.
         used: products issued since then, one for each way in which registers were used.
+        written: registers of D or of A, as products have them, that are known to have been written.
     """
 
     lanes: Array
@@ -209,6 +212,7 @@ class _Warpgroup:
     fenced: bool = False
     touched: dict[str, Instruction] = field(default_factory=dict)
     used: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Product] = field(default_factory=dict)
+    written: set[tuple[str, ...]] = field(default_factory=set)
 
 
 class Warpgroups:
@@ -254,6 +258,7 @@ class Warpgroups:
         """The warpgroup from lane `first` on issues a product."""
         group = self._group(first)
         self._check_registers(group, product)
+        self._check_written(group, product, adds)
         form = product.form
         a = (
             None
@@ -300,6 +305,29 @@ class Warpgroups:
             if (taken := _taken(other, product)) is not None:
                 what = f"no wgmma.fence since {taken} was {_role(other, taken)} of another wgmma: "
                 raise machine.misuse(instruction, lane, what + machine.describe(other.access.instruction))
+
+    def _check_written(self, group: _Warpgroup, product: Product, adds: bool) -> None:
+        """Suspected: a register of A, or a sum that is added to, may be one that nobody has written."""
+        if not adds:
+            group.written.add(product.d)
+        if not looks_for_unwritten(self.machine):
+            return
+        warp = int(group.lanes[0]) // _LANES
+        for names in (product.a, product.d):
+            if names in group.written:
+                continue
+            for name in self._maybe_unwritten.intersection(names):
+                held = self.machine.home(name)[warp : warp + _WARPS]
+                if (held == np.uint32(CANARIES["b32"])).any():
+                    raise Suspected(product.access.instruction.text)
+            group.written.add(names)
+
+    @cached_property
+    def _maybe_unwritten(self) -> frozenset[str]:
+        """Names of registers that somebody may use before they are written."""
+        code = self.machine.launch.code
+        numbers = {number for number, _ in code.unwritten}
+        return frozenset(name for name, (number, _) in code.homes.items() if number in numbers)
 
     def _held(self, group: _Warpgroup, product: Product) -> Array | None:
         """A out of registers: register i of lane 4g + t of warp w has four bytes of row 16w + g + 8 (i % 2)."""

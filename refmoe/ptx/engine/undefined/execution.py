@@ -46,6 +46,7 @@ from refmoe.ptx.text.syntax import (
     Special,
     Vector,
 )
+from refmoe.ptx.text.wgmma import is_product
 
 Array = Any
 # What computes a register and does nothing else.
@@ -229,6 +230,9 @@ class Execution:
         quiet = all(self.held(register) is None for register in uses_of(instruction))
         if stem in ("ld", "ldu", "ldmatrix", "atom", "red", "shfl") or instruction.opcode.startswith("wmma.load"):
             quiet = False
+        # It uses more registers than `uses_of` says.
+        if product := is_product(instruction):
+            quiet = False
         if quiet:
             self._results = self._define
             return
@@ -238,6 +242,7 @@ class Execution:
             "mov": self._mov, "cvta": self._cvta, "ld": self._load, "ldu": self._load, "st": self._store,
             "atom": self._atomic, "red": self._atomic, "mma": self._product, "ldmatrix": self._load_matrix,
             "stmatrix": self._store_matrix, "wmma": self._wmma,
+            **({"wgmma": self._product_of_warpgroup} if product else {}),
             **dict.fromkeys(("shfl", "vote", "match", "redux", "elect"), self._exchange),
         }  # fmt: skip
         if stem in owned:
@@ -607,6 +612,11 @@ class Execution:
 
     def _product(self, instruction: Instruction) -> None:
         self._results = warps.multiplied(self, instruction)
+
+    def _product_of_warpgroup(self, instruction: Instruction) -> None:
+        # Where its operands lie, what is stored of A, and whether it adds: of all lanes of a warpgroup the same.
+        self._refuse(instruction, "an operand of wgmma")
+        self._results = warps.multiplied_by_warpgroup(self, instruction)
 
 
 def _atomic_mask(operation: str, kind: str, old: Array, own: Array) -> Array:

@@ -19,6 +19,8 @@ from refmoe.ptx.engine.warp import Shuffle
 from refmoe.ptx.program.registers import destinations_and_sources
 from refmoe.ptx.text.spellings import synchronised
 from refmoe.ptx.text.syntax import Instruction, Operand, Register, Vector
+from refmoe.ptx.text.wgmma import form_of
+from refmoe.ptx.text.wgmma import operands_of as wgmma_operands
 
 Array = Any
 _LANES = 32
@@ -201,6 +203,44 @@ def multiplied(run: Running, instruction: Instruction) -> Callable[[], None]:
                 mask = everything(target.kind if isinstance(target, Register) else "b32", found[number])
             kind = target.kind if isinstance(target, Register) else "b32"
             run.assign(target, kind, shade(frame.from_all(mask), frame.from_all(named)))
+
+    return assign
+
+
+def multiplied_by_warpgroup(run: Running, instruction: Instruction) -> Callable[[], None]:
+    """What assigns the results of `wgmma.mma_async`, which nobody reads before the product has been waited for.
+
+    Register i of A has elements of row 16w + g + 8 (i % 2), and element i of D is of row 16w + g + 8 (i / 2 % 2), both
+    in the four lanes 4g + t of warp w. A row of A with something undefined makes that row of D undefined. Of a sum that
+    is added an undefined bit makes it undefined.
+    """
+    form = form_of(instruction.opcode)
+    assert form is not None
+    given, frame = wgmma_operands(form, instruction), run.frame
+    adds = run.value(given.adds, "pred")
+    assert adds is not None
+    on = frame.to_all(adds) & frame.mask
+    a, d = ([run.shade(each) for each in side] for side in (given.a or (), given.d))
+    rows = [np.zeros(frame.machine.lanes, bool), np.zeros(frame.machine.lanes, bool)]
+    for number, held in enumerate(a):
+        if held is not None:
+            by_row = (frame.to_all(held.mask != 0) & frame.mask).reshape(-1, 4).any(axis=1)
+            rows[number % 2] |= np.repeat(by_row, 4)
+    halves = form.d == "f16"
+    named = _of_warp(frame.to_all(blamed((*a, *d), frame.count)))
+    masks = []
+    for number, held in enumerate(d):
+        before = [part & on for part in _parts(run, held, halves)]
+        if halves:
+            low, high = (part | rows[number % 2] for part in before)
+            masks.append(np.where(low, np.uint32(0xFFFF), np.uint32(0)) | np.where(high, np.uint32(0xFFFF0000), 0))
+        else:
+            masks.append(everything("b32", before[0] | rows[number // 2 % 2]))
+
+    def assign() -> None:
+        for target, mask in zip(given.d, masks, strict=True):
+            made = shade(frame.from_all(mask.astype(np.uint32)), frame.from_all(named))
+            run.assign(target, "b32", made)
 
     return assign
 
