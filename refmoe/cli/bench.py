@@ -28,18 +28,23 @@ def bench(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(BENCHES)}; or compare.")],
     reports: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[A B]", help="Of `compare`: reports of one benchmark, A from before."),
+        typer.Argument(metavar="[A B]", help="Only for `compare`: two reports of one benchmark; A is the earlier one."),
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Of `executor` and `gpu`: time another checkout beside this one."),
+        typer.Option(metavar="FOLDER", help="Only for `executor` and `gpu`: also time another checkout."),
     ] = None,
     slower_than: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Of `compare`: let a row grow by this share of its time, such as 0.02."),
+        typer.Option(
+            metavar="SHARE", help="Only for `compare`: allow a row to take longer by this share, such as 0.02."
+        ),
     ] = None,
     ratios_only: Annotated[
-        bool, typer.Option("--ratios-only", help="Of `compare`: ratios of medians without verdicts, for old reports.")
+        bool,
+        typer.Option(
+            "--ratios-only", help="Only for `compare`: print ratios of medians without verdicts, for old reports."
+        ),
     ] = False,
     report: ReportOption = None,
     as_json: JsonOption = False,

@@ -11,16 +11,18 @@ from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_consol
 
 @app.command(epilog="Examples:\n\nrefmoe faults --fault routing\n\nrefmoe faults --most 3 --jobs 2")
 def faults(
-    fault: Annotated[list[str] | None, typer.Option(help="Only faults with this in their names. Repeatable.")] = None,
-    most: Annotated[int, typer.Option(min=1, help="Stop at so many cases that catch a fault.")] = 2,
+    fault: Annotated[
+        list[str] | None, typer.Option(help="Only faults whose names contain this text. Repeatable.")
+    ] = None,
+    most: Annotated[int, typer.Option(min=1, help="Stop counting at this many cases for a fault.")] = 2,
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes that run cases.")] = 1,
     report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plant the faults of refmoe's own kernels, and count the default cases that catch each.
 
-    A fault that one case alone catches gets company: if that case is changed, nobody sees the fault. Exit status 1 if a
-    fault has none, or but one.
+    If only one case catches a fault, add a second one: a change of that case could hide the fault. Exit status 1 if
+    fewer than two cases catch a fault.
     """
     from rich.progress import track
 

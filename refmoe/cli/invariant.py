@@ -23,7 +23,7 @@ def invariant(
         typer.Option(metavar="NAME", help="Only this path or kernel, or all whose names begin so. Repeatable."),
     ] = None,
     level: Annotated[str, typer.Option(help="How many cases: quick or default.")] = "default",
-    seed: Annotated[int, typer.Option(min=0, help="Of the data.")] = 7,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the data.")] = 7,
     call: Annotated[
         str | None, typer.Option(help="Make one call, and print the hash and the first bytes of the token's results.")
     ] = None,
@@ -32,9 +32,9 @@ def invariant(
 ) -> None:
     """Prove that a token's bytes do not depend on its batch, or show the first pair of calls that differs.
 
-    Every path of a layer on the reference, and every kernel on the executor: a token alone, and in batches of other
-    sizes, at other positions, among other tokens, with other tiles. Exit status 1 if one depends on its batch that is
-    not known to, or one that is known to does not show it.
+    A token runs alone, and in batches of other sizes, at other positions, among other tokens, with other tiles: through
+    every path of a layer on the reference, and every kernel on the executor. Exit status 1 if an unlisted subject
+    depends on its batch, or a listed one does not.
     """
     from refmoe.batching.document import certificate_entry, invariant_document
     from refmoe.batching.prove import certify

@@ -14,17 +14,17 @@ from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_consol
 @app.command(epilog="Example:\n\nrefmoe litmus --programs 10000 --report out/litmus.json")
 def litmus(
     programs: Annotated[int, typer.Option(min=1, help="How many programs.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the choice of programs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed that chooses the programs.")] = 0,
     schedules: Annotated[int, typer.Option(min=1, help="Legal schedules under which each program runs.")] = 1,
     walks: Annotated[
         int,
-        typer.Option(min=0, help="Beyond these, most ways through all schedules until every allowed outcome was seen."),
+        typer.Option(min=0, help="More runs of each program, at most, until every allowed outcome was seen."),
     ] = 0,
     device: Annotated[
         str, typer.Option(help="ptx, the executor; or cuda, a GPU, on which the programs without a race run.")
     ] = "ptx",
     runs: Annotated[
-        int, typer.Option(min=1, help="With --device cuda: how often each program runs, at least.")
+        int, typer.Option(min=1, help="With --device cuda: the least number of runs of each program.")
     ] = 1_000_000,
     report: ReportOption = None,
     as_json: JsonOption = False,
@@ -32,7 +32,7 @@ def litmus(
     """Run small programs of two to four threads on the executor, and hold races and outcomes against PTX's model.
 
     Prints a table by shape and cause. Exit status 1 if a race is missed, if there is an alarm without one, or if a
-    program leaves behind what the model does not allow. With --device cuda only the last is looked at: programs without
+    program leaves an outcome that the model does not allow. --device cuda checks only the outcomes: programs without
     a race run on a GPU under stress, so often that rare outcomes show. Without a GPU that ends with exit status 3.
     """
     from rich.progress import track

@@ -43,9 +43,11 @@ _SAMPLE = 200
 def mutate(
     sample: Annotated[
         int | None,
-        typer.Option(min=0, help="How many mutants, of every kernel and operator alike; 0 for all. [default: 200]"),
+        typer.Option(
+            min=0, help="How many mutants to draw, evenly over kernels and operators; 0 for all. [default: 200]"
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the sample.")] = 7,
+    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 7,
     floor: Annotated[
         list[str] | None, typer.Option(help="Only mutants of cuda sources, of ptx, or of host code. Repeatable.")
     ] = None,
@@ -58,10 +60,11 @@ def mutate(
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Print ids and try nothing.")] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Try the survivors of an earlier run again: there are more cases now.")
+        bool, typer.Option("--again", help="Try the survivors of an earlier run again, for example after adding cases.")
     ] = False,
     cases: Annotated[
-        int | None, typer.Option(min=1, help="Run at most so many cases on each, for a quick look; then `--again`.")
+        int | None,
+        typer.Option(min=1, help="Run at most this many cases on each mutant, for a quick look; then use --again."),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes that try mutants.")] = 1,
     cluster: ClusterOption = None,
@@ -73,8 +76,8 @@ def mutate(
 ) -> None:
     """Change the kernels in small ways and run the default cases on each change until one fails.
 
-    A change that no case sees is a survivor: its machine code is another one, so either a case is missing, or nothing
-    can tell the two apart, which somebody has to prove. Exit status 1 if less than 98 % of the rest is caught.
+    A survivor has different machine code and passes every case. Either a case is missing, or the two programs are
+    equivalent; equivalence needs a written proof. Exit status 1 if less than 98 % of the other mutants is caught.
 
     The outcomes so far are kept: after Ctrl-C, the same command goes on from there.
     """

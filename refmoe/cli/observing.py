@@ -25,7 +25,7 @@ WatchOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME[:BYTE[:SIZE]]",
-        help="Print who wrote SIZE bytes of an array from BYTE on; left out are one element, and byte 0. NAME is a "
+        help="Print who wrote SIZE bytes of an array from BYTE on. SIZE defaults to one element, BYTE to 0. NAME is a "
         "parameter of the kernel, its number counted from 0, or the file of an argument.",
     ),
 ]

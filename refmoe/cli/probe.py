@@ -18,12 +18,12 @@ _MergeOption = Annotated[
 
 @app.command(epilog="Example:\n\nrefmoe probe --device cuda --bundle my-gpu.json")
 def probe(
-    device: Annotated[str, typer.Option(help="Whom to ask: cuda, the GPU; or ptx, the executor as a chip.")] = "ptx",
+    device: Annotated[str, typer.Option(help="Where to run: cuda (this GPU) or ptx (the executor).")] = "ptx",
     arch: Annotated[
         str | None, typer.Option(help="The chip that the executor stands for; sm_120a if left out. A GPU has its own.")
     ] = None,
     instruction: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Ask of these alone, separated by commas.")
+        str | None, typer.Option(metavar="NAMES", help="Only these instructions, separated by commas.")
     ] = None,
     only: Annotated[
         str | None,
@@ -36,9 +36,7 @@ def probe(
     bundle: _BundleOption = None,
     merge: _MergeOption = None,
     check: Annotated[bool, typer.Option("--check", help="With --merge: check the bundle and change nothing.")] = False,
-    names: Annotated[
-        bool, typer.Option("--list", help="Print the instructions that the chip has, and ask nothing.")
-    ] = False,
+    names: Annotated[bool, typer.Option("--list", help="Print the instructions of the chip and exit.")] = False,
     table: Annotated[bool, typer.Option("--table", help="Print the tables of what each chip answered.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -70,13 +70,16 @@ def parity(
         ),
     ] = None,
     dtype: Annotated[
-        list[str] | None, typer.Option(help="Of --level exhaustive: bf16 or fp16 alone. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Only with --level exhaustive: run this dtype only, bf16 or fp16. Repeatable."),
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODE/EDGE", help="Of --level exhaustive: this policy alone. Repeatable."),
+        typer.Option(metavar="MODE/EDGE", help="Only with --level exhaustive: run this policy only. Repeatable."),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Of --level exhaustive: drop partial results.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Only with --level exhaustive: drop partial results and start again.")
+    ] = False,
     mutants: Annotated[
         bool,
         typer.Option(
@@ -87,8 +90,8 @@ def parity(
         str,
         typer.Option(
             metavar="K/N",
-            help="Of --mutants: every N-th fault from the K-th on. 1/4, 2/4, 3/4 and 4/4, on four machines or in four "
-            "runs of a CI, together plant all.",
+            help="Only with --mutants: plant every N-th fault, from the K-th on. Four machines that take 1/4, 2/4, 3/4 "
+            "and 4/4 together plant all.",
         ),
     ] = "1/1",
     schedules: SchedulesOption = "1",
@@ -104,8 +107,7 @@ def parity(
 ) -> None:
     """Run refmoe's kernels and compare every output byte with the references.
 
-    Exit status 1 if a case fails, 3 if none ran. A case that is SKIPPED does not fail, nor one that the kernel refuses
-    (UNSUPPORTED) as the case list says that it does.
+    Exit status 1 if a case fails, 3 if none ran. SKIPPED cases and expected refusals (UNSUPPORTED) do not fail.
     """
     from refmoe.catalog import activation_cases, list_cases, parse_case
     from refmoe.cli.session import Outputs, run_session, share_of

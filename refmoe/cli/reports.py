@@ -37,13 +37,11 @@ def gate(
             f"the folder that is checked, or {_BASELINE}."
         ),
     ] = None,
-    no_baseline: Annotated[
-        bool, typer.Option("--no-baseline", help="Hold the reports against no baseline: nothing can be gone.")
-    ] = False,
+    no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Do not check for vanished cases.")] = False,
     write_baseline: Annotated[
         bool, typer.Option("--write-baseline", help="Write the cases that pass to the baseline.")
     ] = False,
-    checks: Annotated[bool, typer.Option("--checks", help="Print a table of all that is checked and exit.")] = False,
+    checks: Annotated[bool, typer.Option("--checks", help="Print a table of all checks and exit.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a report and exit.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -91,10 +91,10 @@ def run(
         list[str] | None, typer.Option(metavar="CHECK", help=f"Turn a check off: {', '.join(_CHECKS)}; repeatable.")
     ] = None,
     step_budget: Annotated[
-        int | None, typer.Option(min=1, help="Stop with an error when a warp has run so many blocks of code.")
+        int | None, typer.Option(min=1, help="Stop with an error when a warp has run this many blocks of code.")
     ] = None,
     list_entries: Annotated[
-        bool, typer.Option("--list", help="List the file's kernels and their parameters, and run nothing.")
+        bool, typer.Option("--list", help="List the file's kernels and their parameters, and exit.")
     ] = False,
     trace: TraceOption = None,
     trace_block: TraceBlockOption = "0,0,0",
@@ -109,9 +109,7 @@ def run(
             "touch it without griddepcontrol.wait is a fault. NAME as for --watch; repeatable.",
         ),
     ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="End with a fault at what would be listed as a warning.")
-    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as faults.")] = False,
     report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -1,8 +1,8 @@
 """What all documents share: one JSON object with a kind, keys that the kind promises, and a digest that shows an edit.
 
 Every kind has a file of its name here that says what its documents hold and when the gate refuses one: `parity`,
-`conformance`, `stress`, `drift`, `convert`, `bench`, `invariant` and `baseline`. Whoever edits a document can make a
-new digest, too, so each kind also says how the figures of a document hang together.
+`conformance`, `stress`, `litmus`, `drift`, `convert`, `bench`, `invariant` and `baseline`. An editor can also make a
+new digest, so each kind also says which figures of a document have to agree.
 """
 
 from __future__ import annotations

@@ -316,18 +316,11 @@ class Warpgroups:
         for names in (product.a, product.d):
             if names in group.written:
                 continue
-            for name in self._maybe_unwritten.intersection(names):
+            for name in self.machine.maybe_unwritten().intersection(names):
                 held = self.machine.home(name)[warp : warp + _WARPS]
                 if (held == np.uint32(CANARIES["b32"])).any():
                     raise Suspected(product.access.instruction.text)
             group.written.add(names)
-
-    @cached_property
-    def _maybe_unwritten(self) -> frozenset[str]:
-        """Names of registers that somebody may use before they are written."""
-        code = self.machine.launch.code
-        numbers = {number for number, _ in code.unwritten}
-        return frozenset(name for name, (number, _) in code.homes.items() if number in numbers)
 
     def _held(self, group: _Warpgroup, product: Product) -> Array | None:
         """A out of registers: register i of lane 4g + t of warp w has four bytes of row 16w + g + 8 (i % 2)."""
