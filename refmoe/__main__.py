@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import NoReturn
 
 #: Exit status after Ctrl-C, as shells have it.
 _INTERRUPTED = 130
@@ -45,8 +46,18 @@ def main() -> None:
         module = (error.name or "refmoe").partition(".")[0]
         if module == "refmoe":
             raise
+        if sys.argv[1:] == ["doctor"]:
+            _doctor()
         print(f"refmoe: {module} is not installed: pip install {_PACKAGES.get(module, module)}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _doctor() -> NoReturn:
+    """`refmoe doctor` where a package of the command line is missing: it says which, and what else is."""
+    from refmoe.views.doctor import examine, plain_text
+
+    print(plain_text(examine()), end="")
+    raise SystemExit(1)
 
 
 def _interrupted(signal: int, frame: FrameType | None) -> None:

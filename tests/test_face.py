@@ -20,7 +20,7 @@ from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
 from refmoe.formats import FORMATS, MX_FORMATS
 from refmoe.policy import EDGE_FORMATS, POLICIES, RELEASES, ScaleMode
-from refmoe.ptx import ArgumentMismatch, Buffer, Checks, MemoryFault, ParseError
+from refmoe.ptx import ArgumentMismatch, Buffer, Checks, MemoryFault
 from refmoe.reference import quantize_mxfp8
 from refmoe.verify.verdict import Result, Verdict
 
@@ -243,7 +243,7 @@ def test_run_ptx_refuses_what_does_not_fit_and_leaves_arrays_alone_after_a_fault
         refmoe.run_ptx(PTX, args=[numbers])
     with pytest.raises(ArgumentMismatch, match=r"grid .*: three positive sizes needed"):
         refmoe.run_ptx(PTX, grid=0, args=[numbers, 3])
-    with pytest.raises(ParseError):
+    with pytest.raises(ArgumentError, match="found str 'no PTX'; needed the text of a PTX module"):
         refmoe.run_ptx("no PTX")
     with pytest.raises(MemoryFault, match="out of bounds"):
         refmoe.run_ptx(PTX, args=[numbers[:2].copy(), 4])

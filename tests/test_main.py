@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 from support.verify import CASE, result, write_document
 
 from refmoe.native import cache as native_cache
+from refmoe.views.doctor import NEEDED as NEEDED_PACKAGES
+from refmoe.views.doctor import OPTIONAL
 
 ROOT = Path(__file__).parent.parent
 KERNEL = ROOT / "tests" / "data" / "triton_e4m3_e4m3.ptx"
@@ -102,6 +105,48 @@ def test_a_missing_package_ends_in_a_sentence(package: str, tmp_path: Path) -> N
                 assert status != 0
                 assert len(text.splitlines()[0]) < 200
     assert asked >= NEEDED[package]
+
+
+def test_doctor_names_every_missing_package(tmp_path: Path) -> None:
+    missing = [*NEEDED_PACKAGES, *OPTIONAL, "torch"]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, ",".join(missing)],
+        input=json.dumps([["doctor"]]),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    ((status, text),) = json.loads(done.stdout)
+    lines = text.splitlines()
+    assert status == 1
+    assert all(f"missing {name}  not installed: pip install {name}" in lines for name in NEEDED_PACKAGES), text
+    for name, (use, install) in OPTIONAL.items():
+        assert f"absent  {name}  not installed: pip install {install} (only {use})" in lines
+    assert "missing nvcc  not looked for, since numpy is not installed" in lines
+    assert lines[-1] == "`refmoe parity` cannot run."
+    listed = re.search(r"\ndependencies = \[(.*?)\n\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL)
+    assert listed is not None
+    named = set(re.findall(r'^ +"(\w+)', listed[1], re.MULTILINE))
+    assert named == {*NEEDED_PACKAGES, "matplotlib", "jinja2", "ninja"}
+
+
+@pytest.mark.parametrize("package", ["llvmlite", "pydantic"])
+def test_doctor_goes_on_behind_a_missing_package(package: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, package],
+        input=json.dumps([["doctor"]]),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path)},
+    )
+    ((status, text),) = json.loads(done.stdout)
+    assert status == 1
+    assert f"{package}  not installed: pip install {package}" in text
+    rows = ("numpy", "nvcc", "g++", "ninja", "kernel cache", "CUTLASS headers", "DeepGEMM headers", "CuTe DSL", "GPU")
+    assert all(f" {name}  " in text for name in rows), text
 
 
 def test_a_cluster_without_its_package_ends_in_a_sentence_before_anything_runs(tmp_path: Path) -> None:

@@ -20,10 +20,9 @@ def doctor(as_json: JsonOption = False) -> None:
 
     Exit status 1 if kernels cannot be run on the PTX executor.
     """
-    from refmoe.views.doctor import examine
+    from refmoe.views.doctor import closing_line, examine, usable
 
     findings = examine()
-    usable = all(finding.good for finding in findings if finding.needed)
 
     def show() -> None:
         for finding in findings:
@@ -31,10 +30,10 @@ def doctor(as_json: JsonOption = False) -> None:
             word, colour = ("ok", "green") if finding.good else absent
             mark = typer.style(f"{word:7}", fg=colour, bold=finding.needed and not finding.good)
             typer.echo(f"{mark} {typer.style(finding.name, bold=True)}  {finding.text}")
-        typer.echo("\n`refmoe parity` can run." if usable else "\n`refmoe parity` cannot run.")
+        typer.echo(f"\n{closing_line(findings)}")
 
-    document = {"ptx": usable, "findings": [vars(finding) for finding in findings]}
-    finish(document, show, good=usable, as_json=as_json)
+    document = {"ptx": usable(findings), "findings": [vars(finding) for finding in findings]}
+    finish(document, show, good=usable(findings), as_json=as_json)
 
 
 @app.command(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +15,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from refmoe.chips import CHIPS, compute_capability
-from refmoe.errors import describe
+from refmoe.errors import ArgumentError, describe
 from refmoe.ptx.arguments import Buffer, bind
 from refmoe.ptx.device_memory import DeviceMemory
 from refmoe.ptx.engine.code import APART, PLAIN, Code, View
@@ -404,6 +406,22 @@ def _run(
     )
 
 
+# What every PTX module has at least one of.
+_PTX = re.compile(r"\.(version|target|entry|func)\b")
+# One line that names a file: with a folder, or with a suffix.
+_PATH = re.compile(r"[^\n]*(/|\.\w+)[^\n]*")
+
+
+def _parsed(text: object) -> Module:
+    """A module of a text; whoever gives a path, or bytes, is told what to give."""
+    if isinstance(text, str) and _PTX.search(text):
+        return Module.parse(text)
+    needed = "the text of a PTX module, or a refmoe.ptx.Module"
+    if isinstance(text, os.PathLike) or (isinstance(text, str) and _PATH.fullmatch(text)):
+        needed += f"; the text of a file is pathlib.Path({os.fspath(text)!r}).read_text()"
+    raise ArgumentError("text", describe(text), needed)
+
+
 def run_ptx(
     text: str | Module,
     entry: str | None = None,
@@ -480,12 +498,13 @@ def run_ptx(
             lies afterwards what the kernel left there.
 
     Raises:
-        ArgumentError: there is no such variable, or it is too short.
-        ParseError: no PTX, with the line.
+        ArgumentError: `text` is the path of a file, or something else without any PTX; there is no such variable, or it
+            is too short.
+        ParseError: PTX with a mistake, with the line.
         ArgumentMismatch: no such kernel, or a launch that does not fit it.
         PtxError: what went wrong in it. The arrays are then as they were.
     """
-    module = text if isinstance(text, Module) else Module.parse(text)
+    module = text if isinstance(text, Module) else _parsed(text)
     if entry is None:
         if len(module.entries) != 1:
             raise ArgumentMismatch(f"{module.name} has the entries {', '.join(module.entries) or 'none'}; name one")

@@ -1,4 +1,7 @@
-"""What this machine has of what refmoe needs."""
+"""What this machine has of what refmoe needs.
+
+Nothing is imported here before it is looked for: whatever is missing, each row says what it found.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,9 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-
-from refmoe.errors import RefmoeError
 
 #: Room that the compiled kernels need, with the compiler's temporary files.
 _CACHE_BYTES = 1 << 22
@@ -34,9 +35,61 @@ class MachineFinding:
     text: str
 
 
+#: Packages that every run on ptx needs.
+NEEDED = ("numpy", "ml_dtypes", "llvmlite", "safetensors", "pydantic", "typer", "rich")
+#: Packages that only a part needs: what that is, and what to install.
+OPTIONAL = {
+    "matplotlib": ("pictures need it", "matplotlib"),
+    "jinja2": ("HTML pages need it", "jinja2"),
+    "distributed": ("--cluster needs it", "'refmoe[cluster]'"),
+}
+
+Rows = Sequence[MachineFinding]
+
+
 def examine() -> list[MachineFinding]:
     """Look for everything, needed things first."""
-    return [_python(), *_packages(), *_compiler(), _ninja(), _cache(), _cutlass(), _nvdisasm(), _gpu()]
+    found = [_python(), *map(_needed, NEEDED), *(_package(name, *words) for name, words in OPTIONAL.items())]
+    for name, needed, look in (
+        ("nvcc", True, _compiler),
+        ("g++", True, _host_compiler),
+        ("ninja", True, _ninja),
+        ("kernel cache", True, _cache),
+        ("CUTLASS headers", False, _cutlass),
+        ("DeepGEMM headers", False, _deepgemm),
+        ("CuTe DSL", False, _cute),
+        ("nvdisasm", False, _nvdisasm),
+        ("GPU", False, _gpu),
+    ):
+        found += _rows(name, needed, look)
+    return found
+
+
+def usable(findings: Rows) -> bool:
+    """Whether kernels can be run on the executor."""
+    return all(finding.good for finding in findings if finding.needed)
+
+
+def closing_line(findings: Rows) -> str:
+    """What follows from all of it."""
+    return "`refmoe parity` can run." if usable(findings) else "`refmoe parity` cannot run."
+
+
+def plain_text(findings: Rows) -> str:
+    """The findings in lines, for a machine on which the command line itself cannot be imported."""
+    words = [f"{'ok' if each.good else 'missing' if each.needed else 'absent':7} {each.name}" for each in findings]
+    lines = [f"{word}  {each.text}" for word, each in zip(words, findings, strict=True)]
+    return "\n".join([*lines, "", closing_line(findings), ""])
+
+
+def _rows(name: str, needed: bool, look: Callable[[], Rows | MachineFinding]) -> Rows:
+    """What was found; of what cannot be looked for, the package that the search itself needs."""
+    try:
+        found = look()
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        return [MachineFinding(name, False, needed, f"not looked for, since {package} is not installed")]
+    return [found] if isinstance(found, MachineFinding) else found
 
 
 def _python() -> MachineFinding:
@@ -46,17 +99,20 @@ def _python() -> MachineFinding:
     return MachineFinding("python", supported, True, text + needed)
 
 
-def _packages() -> list[MachineFinding]:
-    needed = [_package(name) for name in ("numpy", "ml_dtypes", "safetensors", "pydantic", "rich")]
-    return [*needed, _package("matplotlib", "pictures"), _package("jinja2", "HTML pages")]
+def _needed(name: str) -> MachineFinding:
+    return _package(name, "", name)
 
 
-def _package(name: str, use: str = "") -> MachineFinding:
+def _package(name: str, use: str, install: str) -> MachineFinding:
     """A package that every run needs, or, with a `use`, only that."""
     if importlib.util.find_spec(name) is None:
-        only = f" (only {use} need it)" if use else ""
-        return MachineFinding(name, False, not use, f"not installed: pip install {name}{only}")
-    return MachineFinding(name, True, not use, metadata.version(name))
+        only = f" (only {use})" if use else ""
+        return MachineFinding(name, False, not use, f"not installed: pip install {install}{only}")
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        version = "of no known version"
+    return MachineFinding(name, True, not use, version)
 
 
 def _compiler() -> list[MachineFinding]:
@@ -72,9 +128,12 @@ def _compiler() -> list[MachineFinding]:
         usable = candidate.problem is None
         text = f"{candidate.nvcc}" if usable else f"{candidate.problem}"
         findings.append(MachineFinding(f"nvcc from {candidate.origin}", usable, False, text))
+    return findings
+
+
+def _host_compiler() -> MachineFinding:
     compiler = shutil.which("g++")
-    text = compiler or "not on PATH; nvcc needs a host compiler"
-    return [*findings, MachineFinding("g++", compiler is not None, True, text)]
+    return MachineFinding("g++", compiler is not None, True, compiler or "not on PATH; nvcc needs a host compiler")
 
 
 def _ninja() -> MachineFinding:
@@ -109,6 +168,26 @@ def _cutlass() -> MachineFinding:
     return _optional("CUTLASS headers", find, "only `refmoe cutlass` needs them")
 
 
+def _deepgemm() -> MachineFinding:
+    from refmoe.museum.deepgemm.headers import find_headers
+
+    def find() -> str:
+        headers = find_headers()
+        return f"{headers.include}, release {headers.release}"
+
+    return _optional("DeepGEMM headers", find, "only the cases of deepgemm_gemm need them")
+
+
+def _cute() -> MachineFinding:
+    from refmoe.cute.package import PYPI_REQUIREMENT, check_package
+
+    def find() -> str:
+        check_package()
+        return PYPI_REQUIREMENT
+
+    return _optional("CuTe DSL", find, "only kernels in CuTe DSL need it")
+
+
 def _nvdisasm() -> MachineFinding:
     from refmoe.views.sass import find_nvdisasm
 
@@ -131,6 +210,8 @@ def _gpu() -> MachineFinding:
 
 def _optional(name: str, find: Callable[[], str], use: str) -> MachineFinding:
     """What only a part of refmoe needs: where it is, or the error that says what is missing."""
+    from refmoe.errors import RefmoeError
+
     try:
         return MachineFinding(name, True, False, find())
     except RefmoeError as error:

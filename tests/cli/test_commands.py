@@ -318,7 +318,8 @@ def test_doctor_lists_what_was_looked_for() -> None:
     found = refmoe("doctor", "--json")
     document = json.loads(found.output)
     names = {finding["name"] for finding in document["findings"]}
-    assert {"python", "numpy", "nvcc", "g++", "ninja", "CUTLASS headers", "nvdisasm", "GPU"} <= names
+    assert {"python", "numpy", "llvmlite", "nvcc", "g++", "ninja", "CUTLASS headers", "nvdisasm", "GPU"} <= names
+    assert {"distributed", "DeepGEMM headers", "CuTe DSL"} <= names
     assert found.exit_code == (0 if document["ptx"] else 1)
 
 

@@ -13,7 +13,6 @@ import pytest
 from numpy.typing import NDArray
 
 from refmoe.catalog import parse_case, source_sha256
-from refmoe.families.extents import extents_of
 from refmoe.families.family import Case, Expectation, Inputs, Outputs
 from refmoe.museum.cute_kernel import CuteKernel
 from refmoe.museum.cutlass.kernel import Cutlass
@@ -85,8 +84,7 @@ def result(case: Case = CASE, verdict: Verdict = Verdict.PASS, **fields: Any) ->
         made = {"source_sha256": source_sha256(case.family.name), "input_sha256": inputs_sha256(case.data)}
         known |= {**made, "compiler": ENVIRONMENT.nvcc}
     if verdict.ran and verdict is not Verdict.ERROR:
-        extents = extents_of(case)
-        assert extents is not None
+        extents = case.family.extents(case)
         compared = sum(extents.values())
         known |= {"compared": compared, "differing": tuple((stage, 0) for stage in extents), "evidence": "bit-exact"}
         known |= {"launches": ("refmoe_kernel 1 x 32",), "lane_instructions": 32 if case.device == "ptx" else 0}
