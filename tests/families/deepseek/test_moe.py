@@ -51,7 +51,7 @@ def trtllm(
     shared = [shared_gate_up, shared_gate_up_scales, shared_down, shared_down_scales]
     layer = layer_of(weights, shared, x, topk_ids.shape[1])
     chosen = {"topk_ids": topk_ids, "topk_weights": topk_weights}
-    return moe_layer(x, layer, path="deepseek_fp8", arch="sm_100a", rules="trtllm", **chosen).y
+    return moe_layer(x, layer, path="deepseek_fp8", arch="sm_100a", rules="trtllm", **chosen)
 
 
 def one_bit_off(
