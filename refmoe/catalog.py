@@ -164,6 +164,8 @@ def _listed(family: Family, level: str, device: str, arch: str) -> Iterable[Case
         return _with_wrong_calls(family, level)
     if arch not in family.archs:
         return ()
+    if level == SAMPLES and arch in family.software:
+        return ()
     cases = family.software[arch]() if arch in family.software else _with_wrong_calls(family, level)
     return (case for case in cases if family.lacks(case, arch) is None)
 

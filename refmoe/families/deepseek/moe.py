@@ -23,7 +23,7 @@ from refmoe.families.case import Shape, number, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.deepseek.activation import RowScales
 from refmoe.families.deepseek.routing import ChosenIds
-from refmoe.families.deepseek_gemm.family import ASSUMPTIONS
+from refmoe.families.deepseek_gemm.family import ASSUMPTIONS, assumption_of
 from refmoe.families.extents import block_fp8_rows, permutation, staged
 from refmoe.families.family import (
     POISON,
@@ -248,7 +248,7 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
         stages=True,
     ).stages
     outputs = {stage: _poisoned(case, stage, found) for stage in _present(case)}
-    return Expectation(outputs, _stages(case, inputs, found), _doubt(case, found), ASSUMPTIONS[case.model])
+    return Expectation(outputs, _stages(case, inputs, found), _doubt(case, found), assumption_of(case.model))
 
 
 def _present(case: Case) -> list[str]:
@@ -402,6 +402,8 @@ def _taken(case: Case, device: Device, written: Mapping[str, Any], launches: Seq
 
 def _lacks(case: Case, arch: str) -> str | None:
     """Why a chip cannot run a case: its instructions follow other models."""
+    if case.policy == _TRTLLM:
+        return f"refmoe's kernels have no quantizers of TensorRT-LLM: policy={_TRTLLM} is for a kernel of yours"
     if arch and case.model not in (had := accumulation_models(arch)):
         return (
             f"{arch} has no instruction of the model {case.model}; its own are of {' and '.join(had) or 'none of ours'}"
@@ -412,6 +414,10 @@ def _lacks(case: Case, arch: str) -> str | None:
 def _check(case: Case) -> None:
     if case.shape.n % _TILE:
         raise refused("shape", str(case.shape), f"an n that is a multiple of {_TILE}: it is the intermediate size")
+    if case.policy == _TRTLLM and case.scales != SCALES[0]:
+        raise refused("scales", case.scales, f"{SCALES[0]} with policy={_TRTLLM}")
+    if case.policy == _TRTLLM and case.fill == "specials":
+        raise refused("fill", case.fill, f"finite numbers with policy={_TRTLLM}: of others nothing is published")
     if case.router == "logits":
         experts, size = case.shape.e * case.ranks, case.groups
         if not 1 <= size <= MAX_GROUPS or experts % size or experts // size < GROUP_SCORES or experts > MAX_EXPERTS:
@@ -428,6 +434,8 @@ def _check(case: Case) -> None:
 # --- cases ----------------------------------------------------------------------------------------------------------
 
 _MODELS = tuple(ASSUMPTIONS)
+#: What the reference alone has, for somebody else's layer: TensorRT-LLM's quantizers, and the products of SM100.
+_SM100, _TRTLLM = "sm100", "trtllm"
 
 
 #: Whether launch by launch, or by the one function.
@@ -594,12 +602,12 @@ DEEPSEEK_MOE = Family(
     sizes="mknet",
     fills=_FILLS,
     options=(
-        word("model", *_MODELS, fixed=True),
+        word("model", *_MODELS, _SM100, fixed=True),
         word("router", "logits", "given"),
         number("groups", 1),
         number("top_groups", 1),
         word("rule", *RULES, fixed=True),
-        word("policy", *POLICIES, fixed=True),
+        word("policy", *POLICIES, _TRTLLM, fixed=True),
         word("scales", *SCALES, fixed=True),
         word("order", *ORDERS, fixed=True),
         word("shared", *_SHARED),

@@ -110,19 +110,21 @@ def _laid_out(scales: Floats, layout: str, pad: int) -> Floats:
 
 # --- expectation ----------------------------------------------------------------------------------------------------
 
-_EVIDENCE = {name: MODELS[name].pair(E4M3.name, E4M3.name).evidence.value for name in _MODELS}
 
-#: What a verdict assumes, by model.
-ASSUMPTIONS: Mapping[str, Assumption] = {
-    name: Assumption(
+def assumption_of(name: str) -> Assumption:
+    """What a verdict assumes that names an accumulation model."""
+    evidence = MODELS[name].pair(E4M3.name, E4M3.name).evidence.value
+    return Assumption(
         name,
-        _EVIDENCE[name],
+        evidence,
         f"assumed of the tensor cores: the accumulation model {name} ({MODELS[name].instruction}), whose evidence is "
-        f"{_EVIDENCE[name]}, for each 128 of K. The promotion to FP32, RN(RN(token scale * weight scale) * partial + "
+        f"{evidence}, for each 128 of K. The promotion to FP32, RN(RN(token scale * weight scale) * partial + "
         "sum), is IEEE arithmetic and assumes nothing.",
     )
-    for name in _MODELS
-}
+
+
+#: What a verdict assumes, by model.
+ASSUMPTIONS: Mapping[str, Assumption] = {name: assumption_of(name) for name in _MODELS}
 
 
 def _arguments(case: Case, inputs: Inputs) -> tuple[Any, ...]:
