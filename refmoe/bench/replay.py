@@ -30,7 +30,11 @@ def buffer(described: dict[str, Any], arrays: Any) -> Any:
 def arguments(launch: dict[str, Any], arrays: Any) -> list[Any]:
     """The arguments of a launch."""
     return [
-        bytes.fromhex(each["bytes"]) if "bytes" in each else each["number"] if "number" in each else buffer(each, arrays)
+        bytes.fromhex(each["bytes"])
+        if "bytes" in each
+        else each["number"]
+        if "number" in each
+        else buffer(each, arrays)
         for each in launch["arguments"]
     ]
 
