@@ -113,7 +113,7 @@ def run(folder: Path, *, rounds: int = 5) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         recording = Path(place) / "launches.npz"
         _record(launches, recording)
-        folders = {_HERE: Path(__file__).resolve().parents[2], other.name: other}
+        folders = {_HERE: Path(__file__).resolve().parents[2], f"checkout {other.name}": other}
         contenders = {name: _Contender(name, where, recording) for name, where in folders.items()}
         try:
             comparisons = {name: _compared(name, contenders, rounds) for name in launches}

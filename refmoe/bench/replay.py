@@ -1,9 +1,9 @@
 """Recorded launches, run by whichever refmoe is imported: what `refmoe.bench.against` starts in each checkout.
 
 This text runs by itself, in the folder of a checkout that may be years old: it asks for nothing of refmoe but
-`refmoe.ptx.Module.parse`, `Buffer`, `DeviceMemory` and `launch`. Its argument is a file that `against` wrote. It answers each line on
-its standard input, the name of a launch, by a line of JSON: `cpu_s`, `lane_instructions`, and `sha256` of the bytes
-that the launch left in its buffers.
+`refmoe.ptx.Module.parse`, `Buffer`, `DeviceMemory` and `launch`. Its argument is a file that `against` wrote. It
+answers each line on its standard input, the name of a launch, by a line of JSON: `cpu_s`, `lane_instructions`, and
+`sha256` of the bytes that the launch left in its buffers.
 """
 
 from __future__ import annotations

@@ -56,6 +56,9 @@ def bench(
 
     The benchmark `memory` times nothing: it prints what launches on the executor keep resident.
 
+    The benchmark `parity` runs the default level of commit 2db4e6e again, once everything is compiled, and `faults`
+    plants the 157 faults of that commit. Later commits have more of both.
+
     The benchmark `deepseek` executes a whole DeepSeek-V3 layer at its true sizes and compares every buffer.
 
     The benchmark `tiles` times nothing: it reads the machine code of each tile of the SM12x GEMMs, and of CUTLASS's
@@ -65,9 +68,9 @@ def bench(
     the medians, B's divided by A's, with a confidence interval, and the verdict: faster, slower or no difference. Exit
     status 1 if the interval of a row lies above 1 by more than `--slower-than`.
 
-    Exit status 1 if the benchmark `models`, `executor`, `first_launch`, `races`, `memory`, `layer` or `cutlass` misses
-    a target, if a byte of `deepseek` differs, or if a kernel of `tiles` that is refmoe's spills registers; the others
-    have no target that decides it.
+    Exit status 1 if the benchmark `models`, `executor`, `first_launch`, `races`, `memory`, `layer`, `cutlass`,
+    `parity` or `faults`, or `executor --against`, misses a target, if a byte of `deepseek` differs, or if a kernel of
+    `tiles` that is refmoe's spills registers; the others have no target that decides it.
     """
     import importlib
 
