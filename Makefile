@@ -22,8 +22,8 @@ EXHAUSTIVE_REPORT ?= out/exhaustive.json
 EXHAUSTIVE_ARGUMENTS ?=
 # On a GPU machine the Python that has torch and cuda-python; the default installs them.
 GPU_PYTHON ?= $(BIN)/python
-# The commit whose routing of many tokens is the measure of this one.
-ROUTING_BEFORE := 2db4e6e
+# The commit whose executor, and whose routing of many tokens, are the measure of these.
+BEFORE := 2db4e6e
 # `make cutlass CUTLASS_BUILDS=all` builds and proves all eight builds of CUTLASS's kernel, not only the one of servers.
 CUTLASS_BUILDS ?= one
 # `make cutlass CUTLASS_BUILDS=all CUTLASS_REPORT=reports/cutlass.json` renews the committed one.
@@ -37,7 +37,7 @@ LLAMA_CPP := llama-cpp-python==0.3.36
 LLAMA_CPP_SHA256 := 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 
 # Those of `refmoe bench` that need no GPU.
-BENCHES := quantize models executor first_launch races memory layer deepseek cutlass exponential tiles
+BENCHES := quantize models executor first_launch races memory layer deepseek cutlass exponential tiles parity faults
 
 PARITY_one := --arch sm_121a
 PARITY_all := --level full
@@ -45,7 +45,7 @@ PARITY_all := --level full
 # A machine may forbid compiled modules; every command here would then compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup parity cutlass cute samples llama-cpp full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench benchmarks clean mutate invariant litmus exhaustive site
+.PHONY: help setup parity cutlass cute samples llama-cpp full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench benchmarks against clean mutate invariant litmus exhaustive site
 
 help:
 	@echo "Prove"
@@ -76,6 +76,7 @@ help:
 	@echo "  make invariant  reports/invariant.json: that a token's bytes do not depend on its batch, or the pair that differs"
 	@echo "  make convert    reports/convert.json and its picture: what converting block FP8 to MXFP8 loses"
 	@echo "  make bench      reports/bench: each benchmark with its contenders in one run"
+	@echo "  make against    reports/bench/against.json: the executor beside that of commit $(BEFORE), in one run"
 	@echo "  make benchmarks docs/BENCHMARK_RESULTS.md and its pictures, from reports/bench"
 	@echo "The rest"
 	@echo "  make setup      install at once all that the other targets install when they need it"
@@ -207,9 +208,9 @@ test-gpu: $(GPU_PYTHON)
 	$(GPU_PYTHON) -m refmoe stress --device cuda --report reports/stress.json
 	$(GPU_PYTHON) -m refmoe litmus --device cuda --report reports/litmus.json
 	@# The routing that this one's time is compared with.
-	mkdir -p out/$(ROUTING_BEFORE)
-	git archive $(ROUTING_BEFORE) refmoe/cuda/csrc | tar -x -C out/$(ROUTING_BEFORE)
-	$(GPU_PYTHON) -m refmoe bench gpu --against out/$(ROUTING_BEFORE) --report reports/bench/gpu.json
+	mkdir -p out/$(BEFORE)
+	git archive $(BEFORE) refmoe/cuda/csrc | tar -x -C out/$(BEFORE)
+	$(GPU_PYTHON) -m refmoe bench gpu --against out/$(BEFORE) --report reports/bench/gpu.json
 	$(GPU_PYTHON) -m refmoe bench deepseek_gemm --report reports/bench/deepseek_gemm.json
 	$(GPU_PYTHON) -m refmoe bench deepseek_routing --report reports/bench/deepseek_routing.json
 	$(GPU_PYTHON) -m pytest -m gpu
@@ -253,6 +254,13 @@ bench: $(VENV)/.test $(VENV)/.cutlass
 	failed=0; for name in $(BENCHES); do \
 		$(BIN)/refmoe bench $$name --report reports/bench/$$name.json || failed=1; \
 	done; exit $$failed
+
+# Its exit status says whether the targets are reached.
+against: $(VENV)/.cutlass
+	mkdir -p out/$(BEFORE)
+	git archive $(BEFORE) | tar -x -C out/$(BEFORE)
+	$(BIN)/refmoe cutlass --build one
+	$(BIN)/refmoe bench executor --against out/$(BEFORE) --report reports/bench/against.json
 
 clean:
 	rm -rf $(VENV) out build *.egg-info

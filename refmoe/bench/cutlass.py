@@ -16,9 +16,10 @@ from refmoe.museum.cutlass import Build, find_built, find_headers, grouped_gemm
 TARGETS = {"checked_s": 1.6}
 """At most so long with all checks on, compilation apart."""
 
-_N, _K = 2880, 2816
-# Four experts, of which the second has no row.
-_OFFSETS = np.array([0, 9, 9, 17, 24], np.int64)
+#: Output columns, and elements of a row.
+N, K = 2880, 2816
+#: Four experts, of which the second has no row.
+OFFSETS = np.array([0, 9, 9, 17, 24], np.int64)
 
 
 def run(*, rounds: int = 2) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def run(*, rounds: int = 2) -> dict[str, Any]:
     build = Build()
     if find_built(build) is None:
         raise RefmoeError(f"bench cutlass: {build} is not built: make cutlass")
-    operands = gemm_operands(_OFFSETS, _N, _K)
+    operands = gemm_operands(OFFSETS, N, K)
     devices = executors(build.arch)
     expected = our_grouped_gemm(**operands, device=devices["no checks"]).tobytes()
 
@@ -52,8 +53,8 @@ def run(*, rounds: int = 2) -> dict[str, Any]:
     return {
         "build": str(build),
         "release": ".".join(map(str, find_headers().version)),
-        "shape": [int(_OFFSETS[-1]), _N, _K],
-        "experts": _OFFSETS.size - 1,
+        "shape": [int(OFFSETS[-1]), N, K],
+        "experts": OFFSETS.size - 1,
         "rows": [{"contender": name, "best_s": took} for name, took in best.items()],
         "lane_instructions": lane_instructions(devices["all checks"]),
         "rounds": rounds,

@@ -12,12 +12,15 @@ from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_consol
 #: Benchmarks by name; each is a module of refmoe.bench with `run() -> dict`.
 BENCHES = (
     *("quantize", "models", "executor", "first_launch", "races", "memory", "layer", "deepseek", "exponential"),
-    *("tiles", "gpu", "deepseek_gemm", "deepseek_routing", "cutlass"),
+    *("tiles", "gpu", "deepseek_gemm", "deepseek_routing", "cutlass", "parity", "faults"),
 )
 #: Those that compare themselves with another checkout, and the modules whose `run` takes its folder.
 AGAINST = {"executor": "against", "gpu": "gpu"}
 #: Those whose targets decide the exit status.
-HELD = ("models", "executor", "first_launch", "races", "memory", "layer", "deepseek", "cutlass", "tiles")
+HELD = (
+    *("models", "executor", "first_launch", "races", "memory", "layer", "deepseek", "cutlass", "tiles"),
+    *("parity", "faults"),
+)
 
 
 @app.command(
@@ -52,10 +55,14 @@ def bench(
     """Run a benchmark: time implementations of one operation side by side and print the medians.
 
     `refmoe bench executor --against FOLDER` compares this executor with that of another checkout of refmoe: the same
-    recorded launches, by turns, each in a process of its own; `ratio` is the other's CPU time divided by ours.
+    recorded launches, by turns, each in a process of its own; `ratio` is the other's CPU time divided by ours. The
+    targets are for commit 2db4e6e, and `make against` makes that checkout.
     `refmoe bench gpu --against FOLDER` times the other's routing kernels too.
 
     The benchmark `memory` times nothing: it prints what launches on the executor keep resident.
+
+    The benchmark `parity` runs the default level of commit 2db4e6e again, once everything is compiled, and `faults`
+    plants the 157 faults of that commit. Later commits have more of both.
 
     The benchmark `deepseek` executes a whole DeepSeek-V3 layer at its true sizes and compares every buffer.
 
@@ -66,9 +73,9 @@ def bench(
     the medians, B's divided by A's, with a confidence interval, and the verdict: faster, slower or no difference. Exit
     status 1 if the interval of a row lies above 1 by more than `--slower-than`.
 
-    Exit status 1 if the benchmark `models`, `executor`, `first_launch`, `races`, `memory`, `layer` or `cutlass` misses
-    a target, if a byte of `deepseek` differs, or if a kernel of `tiles` that is refmoe's spills registers; the others
-    have no target that decides it.
+    Exit status 1 if the benchmark `models`, `executor`, `first_launch`, `races`, `memory`, `layer`, `cutlass`,
+    `parity` or `faults`, or `executor --against`, misses a target, if a byte of `deepseek` differs, or if a kernel of
+    `tiles` that is refmoe's spills registers; the others have no target that decides it.
     """
     import importlib
 
@@ -94,9 +101,10 @@ def bench(
     if against is not None:
         with usage_errors():
             other = importlib.import_module(f"refmoe.bench.{AGAINST[name]}").run(against)
-        compared = {"kind": "bench", "name": name, **other}
+        compared = {"kind": "bench", "name": AGAINST[name], **other}
         compared["digest"] = digest_of(compared)
-        finish(compared, lambda: _print_bench(compared), good=True, report=report, as_json=as_json)
+        good = compared.get("all_reached", True)
+        finish(compared, lambda: _print_bench(compared), good=good, report=report, as_json=as_json)
     measured: dict[str, Any] = importlib.import_module(f"refmoe.bench.{name}").run()
     document = {"kind": "bench", "name": name, **measured}
     document["digest"] = digest_of(document)

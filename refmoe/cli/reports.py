@@ -47,7 +47,8 @@ def gate(
 ) -> None:
     """Decide whether reports allow a merge.
 
-    Exit status 1 and a sentence for each bad verdict, contradiction, vanished case, and stale or edited report.
+    Exit status 1 and a sentence for each bad verdict, contradiction, vanished case, and stale or edited report. A
+    target that a benchmark missed has a line, and does not fail: its report is true.
     """
     from refmoe import catalog
     from refmoe.reports import baseline as baselines
@@ -88,6 +89,8 @@ def gate(
     def show() -> None:
         for refusal in found:
             typer.echo(f"GATE {refusal.text}")
+        for line in outcome.missed:
+            typer.echo(f"missed target: {line}")
         for path in outcome.unread[:_UNREAD]:
             typer.echo(f"not read: {shown(path)}, which is no report by its name and its look")
         if len(outcome.unread) > _UNREAD:
@@ -105,6 +108,7 @@ def gate(
         "documents": [shown(path) for path in outcome.documents],
         "unread": [shown(path) for path in outcome.unread],
         "passed": outcome.passed,
+        "missed": list(outcome.missed),
         "refusals": [refusal.text for refusal in found],
         "checks": [refusal.check for refusal in found],
     }

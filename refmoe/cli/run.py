@@ -50,7 +50,8 @@ _AROUND = 2
     "refmoe run saxpy.ptx --grid 8 --block 128 --args 'f32:2 in:x.npy inout:y.npy:result.npy i32:1000'\n\n"
     "refmoe run dot.ptx --grid 2,2 --shared 12544 --args 'in:a.npy in:b.npy out:c.npy:f32:70x40 i32:256 null'\n\n"
     "refmoe run saxpy.ptx --grid 8 --block 128 --args '...' --profile - --watch y:12:4\n\n"
-    "refmoe run saxpy.ptx --grid 8 --block 128 --args '...' --schedules 16"
+    "refmoe run saxpy.ptx --grid 8 --block 128 --args '...' --schedules 16\n\n"
+    "refmoe run large.ptx --grid 100000 --block 256 --args '...' --blocks 0-3 --blocks 99999"
 )
 def run(
     kernel: Annotated[Path, typer.Argument(metavar="KERNEL.ptx", help="The PTX file; '-' for standard input.")],
@@ -85,6 +86,23 @@ def run(
         str | None,
         typer.Option(
             metavar="X[,Y[,Z]]", help="Blocks of a cluster; .reqnctapercluster of the kernel if left out, else one."
+        ),
+    ] = None,
+    blocks: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="X[,Y[,Z]] | A-B",
+            help="Run this block of the grid alone, or those with x from A to B; repeatable. The grid is as large as "
+            "ever for them.",
+        ),
+    ] = None,
+    multiprocessors: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Multiprocessors of the chip, on which it depends how many blocks are resident; if left out, those of "
+            "the smallest chip that the file's target names.",
         ),
     ] = None,
     no_check: Annotated[
@@ -140,6 +158,7 @@ def run(
         settings = read_variables(variable or [])
         size = _triple("grid", grid)
         blocks_of_cluster = None if cluster is None else _triple("cluster", cluster)
+        chosen = _chosen_blocks(blocks or [], size)
         memory = DeviceMemory() if settings else None
         names = {} if memory is None else set_variables(memory, module, settings)
         recorder = open_trace(trace, trace_block, as_json)
@@ -166,6 +185,8 @@ def run(
     again += [part for each in variable or [] for part in ("--variable", each)]
     again += ["--cooperative"] if cooperative else []
     again += _sizes("--cluster", blocks_of_cluster) if blocks_of_cluster else []
+    again += [part for each in blocks or [] for part in ("--blocks", each)]
+    again += [] if multiprocessors is None else ["--multiprocessors", str(multiprocessors)]
     again += [part for each in previous_grid_writes or [] for part in ("--previous-grid-writes", each)]
     again += ["--args", shlex.join(words)] if words else []
     try:
@@ -174,6 +195,7 @@ def run(
             # What the kernel prints is no part of the JSON.
             stdout=sys.stderr if as_json else sys.stdout, schedules=schedules,
             previous_grid_writes=before or None, memory=memory, cooperative=cooperative, cluster=blocks_of_cluster,
+            blocks=chosen, multiprocessors=multiprocessors,
         )  # fmt: skip
     except ArgumentMismatch as error:
         usage(str(error))
@@ -221,6 +243,25 @@ def _triple(name: str, text: str) -> tuple[int, int, int]:
         raise ArgumentError(f"--{name}", repr(text), "one to three positive integers, as 8,2")
     x, y, z = (*map(int, parts), 1, 1)[:3]
     return x, y, z
+
+
+def _chosen_blocks(texts: Sequence[str], grid: tuple[int, int, int]) -> list[tuple[int, int, int]] | None:
+    """The blocks of a grid that `--blocks` names, None for all."""
+    chosen: list[tuple[int, int, int]] = []
+    for text in texts:
+        first, dash, last = text.partition("-")
+        if dash:
+            if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+                raise ArgumentError("--blocks", repr(text), "A-B, the first x and the last, as 0-3")
+            # What lies beyond the grid is left to what counts blocks, once.
+            chosen += [(x, 0, 0) for x in range(int(first), min(int(last), grid[0]) + 1)]
+            continue
+        parts = text.split(",")
+        if not 1 <= len(parts) <= 3 or not all(map(str.isdecimal, parts)):
+            raise ArgumentError("--blocks", repr(text), "a block as 17 or 2,0,1, or blocks as 0-3")
+        x, y, z = (*map(int, parts), 0, 0)[:3]
+        chosen.append((x, y, z))
+    return chosen or None
 
 
 def _choose(module: Module, wanted: str | None) -> str:
@@ -382,7 +423,7 @@ def _show(document: dict[str, Any]) -> None:
     for row in result["approximate"]:
         opcodes.setdefault(row["opcode"], []).append(str(row["line"]))
     for opcode, lines in opcodes.items():
-        typer.echo(f"  approximate    {opcode}, line {', '.join(lines)}: the chip's last bits may differ")
+        typer.echo(f"  approximate    {opcode}, line {', '.join(lines)}: {_left_open(opcode)}")
     fused = result["contraction_possible"]
     if fused:
         first = ", ".join(f"{row['line']}" for row in fused[:8]) + (", ..." if len(fused) > 8 else "")
@@ -396,6 +437,18 @@ def _show(document: dict[str, Any]) -> None:
         left = f", {output['unwritten']:,} elements never written" if output["unwritten"] else ""
         typer.echo(f"  wrote          {output['file']}  {output['dtype']} {shape}{left}")
     _show_watch(document)
+
+
+def _left_open(opcode: str) -> str:
+    """What of an approximate result a chip may do otherwise."""
+    mnemonic, *modifiers = opcode.split(".")
+    if {"approx", "full"} & set(modifiers):
+        return "the chip's last bits may differ"
+    if mnemonic in ("div", "rem") and modifiers[-1][0] in "us":
+        return "a division by zero, which PTX leaves open: all ones, as an H200 gives them"
+    if modifiers[-1] == "f64" or mnemonic == "cvt":
+        return "a NaN: the chip's may have other bits"
+    return "operands of which PTX leaves the result open"
 
 
 def _show_watch(document: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,68 @@ def measured(document: Mapping[str, Any], target: str) -> float | None:
         if target == "checked_s" and row.get("contender") == "all checks":
             own = row.get("best_s")
     return own if isinstance(own, (int, float)) else None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target that a report says something of.
+
+    Attributes:
+        what: it is of.
+        found: what was measured; None if the report keeps it where nobody looks.
+        needed: the target; None if the report says no more than that one was missed.
+        least: whether it has to be at least that, else at most.
+        reached: as the report says.
+    """
+
+    what: str
+    found: float | None
+    needed: float | None
+    least: bool
+    reached: bool
+
+    @property
+    def line(self) -> str:
+        """It, for people."""
+        if self.needed is None:
+            return self.what
+        found = "see the report" if self.found is None else cell_text(float(self.found))
+        return f"{self.what}: {found}, {self.sense}"
+
+    @property
+    def sense(self) -> str:
+        """The target in words."""
+        assert self.needed is not None
+        return f"{'at least' if self.least else 'at most'} {cell_text(float(self.needed))}"
+
+
+def targets_of(document: Mapping[str, Any]) -> list[Target]:
+    """All targets of a report of `refmoe bench`, in its order."""
+    found = list(_targets_of(document))
+    if document.get("all_reached") is False and all(each.reached for each in found):
+        found.append(Target("a target that the report does not name", None, None, least=False, reached=False))
+    return found
+
+
+def _targets_of(document: Mapping[str, Any]) -> Iterator[Target]:
+    targets, reached = document.get("targets"), document.get("reached")
+    rows = [row for row in document.get("rows", ()) if isinstance(row, Mapping)]
+    if isinstance(targets, Mapping) and isinstance(reached, Mapping):
+        for name, value in targets.items():
+            if name in reached:
+                least = name.endswith("_per_s")
+                yield Target(name.replace("_", " "), measured(document, name), value, least, reached[name])
+                continue
+            # One target for all rows, each of which is judged by its name.
+            for row in rows:
+                if (called := _row_name(row)) in reached:
+                    yield Target(f"{name.replace('_', ' ')} of {called}", row.get(name), value, False, reached[called])
+    for row in [*rows, *(targets if isinstance(targets, list) else ())]:
+        if isinstance(row.get("reached"), bool) and isinstance(row.get("target"), (int, float)):
+            yield Target(_row_name(row), row.get("gflops", row.get("ratio")), row["target"], True, row["reached"])
+    for name, each in document.get("comparisons", {}).items():
+        if {"ratio", "target", "reached"} <= each.keys():
+            yield Target(f"{name}, ratio", each["ratio"], each["target"], True, each["reached"])
 
 
 def _comparisons(document: Mapping[str, Any]) -> Iterator[str]:

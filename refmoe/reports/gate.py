@@ -12,7 +12,7 @@ from typing import Any
 
 from refmoe.errors import ArgumentError
 from refmoe.reports import baseline as baselines
-from refmoe.reports.bench import BENCH
+from refmoe.reports.bench import BENCH, targets_of
 from refmoe.reports.checks import GateRefusal, ReportError, first_and_count
 from refmoe.reports.conformance import CONFORMANCE
 from refmoe.reports.consistency import Catalog, Record, two_stories
@@ -47,6 +47,8 @@ class GateOutcome:
         unread: files in the checked folders that are no report by name and look.
         found: why it does not pass; none if it does.
         passed: cases with the verdict PASS.
+        missed: targets that reports of benchmarks say they missed, a line each. None of them is a refusal: a target is
+            what the project wants, and its report says truly how far it is.
     """
 
     reports: tuple[Path, ...]
@@ -54,6 +56,7 @@ class GateOutcome:
     unread: tuple[Path, ...]
     found: tuple[GateRefusal, ...]
     passed: int
+    missed: tuple[str, ...] = ()
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -115,7 +118,14 @@ def check_reports(
         whole = any(path.is_dir() and _below(baseline, path) for path in paths)
         refusals += vanished(baseline, cases, catalog, whole=whole)
     passed = sum(record.verdict is Verdict.PASS for record in cases)
-    return GateOutcome(tuple(reports), tuple(others), found.unread, tuple(refusals), passed)
+    missed = [
+        f"{shown(path)}: {target.line}"
+        for path, document in others.items()
+        if document.get("kind") == BENCH.name
+        for target in targets_of(document)
+        if not target.reached
+    ]
+    return GateOutcome(tuple(reports), tuple(others), found.unread, tuple(refusals), passed, tuple(missed))
 
 
 def _same(path: Path, other: Path | None) -> bool:

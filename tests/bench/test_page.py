@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from refmoe.bench.page import PAGE, PICTURES, TARGETS, page_text, read_reports, target_ratio, whole_rows
+from refmoe.bench.page import GPU_TARGETS, PAGE, PICTURES, page_text, read_reports, target_ratio, whole_rows
 from refmoe.bench.page.pictures import draw
 from refmoe.errors import ArgumentError
 from refmoe.reports.documents import digest_of
@@ -85,21 +85,42 @@ def test_targets_are_ratios_of_rows_of_one_report() -> None:
         {"name": "fused expand 8192 x 2880 bf16", "microseconds": 30.0, "ratio_to_floor": 1.1},
         {"name": "quantize, then expand 8192 x 2880", "microseconds": 60.0, "ratio_to_floor": 1.7},
     ]
-    assert target_ratio(TARGETS[0], rows) == 1.1
-    assert target_ratio(TARGETS[1], rows) == 0.5
-    assert target_ratio(TARGETS[2], rows) is None
+    assert target_ratio(GPU_TARGETS[0], rows) == 1.1
+    assert target_ratio(GPU_TARGETS[1], rows) == 0.5
+    assert target_ratio(GPU_TARGETS[2], rows) is None
 
 
 def test_a_missed_target_is_called_missed_and_an_unmeasured_one_is_said_to_be() -> None:
     reports = read_reports(BENCH)
     lines = page_text(reports).splitlines()
-    for target in TARGETS:
+    for target in GPU_TARGETS:
         (line,) = (each for each in lines if each.startswith(f"| {target.what} |"))
         ratio = target_ratio(target, reports["gpu"]["rows"])
         word = "not measured" if ratio is None else "reached" if ratio <= target.most else "**missed**"
         assert line.endswith(f"| {word} |")
     gpu = {**reports["gpu"], "rows": [{**row, "ratio_to_floor": 1.0} for row in reports["gpu"]["rows"]]}
     assert "| 1.000 | at most 1.17 | reached |" in page_text({**reports, "gpu": gpu})
+
+
+def test_missed_targets_of_all_benchmarks_are_listed() -> None:
+    reports = read_reports(BENCH)
+    quantize = json.loads(json.dumps(reports["quantize"]))
+    name, compared = next(iter(quantize["comparisons"].items()))
+    compared.update(ratio=1.5, target=4.0, reached=False)
+    races = {
+        "rows": [{"kernel": "gemm", "factor": 2.5}, {"kernel": "routing", "factor": 3.5}],
+        "targets": {"factor": 3.0},
+        "reached": {"gemm": True, "routing": False},
+    }
+    text = page_text({**reports, "quantize": quantize, "races": races})
+    missed = text.partition("## Targets that were missed")[2].partition("\n## ")[0]
+    assert f"- `quantize`, {name}, ratio: 1.5, at least 4\n" in missed
+    assert "- `races`, factor of routing: 3.5, at most 3\n" in missed
+    assert "of gemm" not in missed
+    assert "| `races` | factor of gemm | 2.5 | at most 3 | reached |" in text
+    # Nothing is listed where nothing was missed.
+    gpu = {**reports["gpu"], "rows": []}
+    assert "## Targets that were missed\n\nNone.\n" in page_text({"gpu": gpu, "tiles": reports["tiles"]})
 
 
 def test_launches_of_a_layer_are_no_rows_of_their_own() -> None:

@@ -36,6 +36,22 @@ TEXT = """.version 9.0
     ret;
 }
 """
+# All blocks wait for the last of 64.
+WAIT = """.version 9.0
+.target sm_90a
+.address_size 64
+.visible .entry wait(.param .u64 flag) {
+    .reg .pred %p<2>; .reg .b32 %r<3>; .reg .b64 %d<2>;
+    ld.param.u64 %d1, [flag];
+    mov.u32 %r1, %ctaid.x; setp.eq.u32 %p1, %r1, 63;
+    @%p1 st.release.gpu.global.u32 [%d1], %r1;
+SPIN:
+    ld.acquire.gpu.global.u32 %r2, [%d1];
+    setp.eq.u32 %p1, %r2, 0;
+    @%p1 bra SPIN;
+    ret;
+}
+"""
 SCALE = ("--entry", "scale", "--block", "4", "--args", "inout:x.npy:y.npy")
 
 
@@ -118,14 +134,93 @@ def test_clusters_and_cooperative_launches() -> None:
     assert run(*words, "--cluster", "x").exit_code == 2
 
 
+def test_some_blocks_of_a_grid() -> None:
+    words = ("--entry", "shape", "--grid", "4", "--block", "1", "--args", "out:s.npy:u32:4x2")
+    found = run(*words, "--blocks", "1-2", "--json")
+    assert found.exit_code == 0, found.output
+    (output,) = json.loads(found.output)["outputs"]
+    assert (output["unwritten"], np.load("s.npy")[1:3].tolist()) == (4, [[4, 0]] * 2)
+    assert run(*words, "--blocks", "0", "--blocks", "3,0,0").exit_code == 0
+    assert np.load("s.npy")[[0, 3]].tolist() == [[4, 0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        (("3-1",), "A-B, the first x and the last"),
+        (("1-",), "A-B, the first x and the last"),
+        (("-1",), "A-B, the first x and the last"),
+        (("x",), "a block as 17 or 2,0,1"),
+        (("0,0,0,0",), "a block as 17 or 2,0,1"),
+        (("4",), "outside the grid"),
+        (("2-1000000000000",), "outside the grid"),
+        (("0,1",), "outside the grid"),
+        (("1", "0-2"), "is given twice"),
+    ],
+)
+def test_blocks_that_there_are_not(blocks: tuple[str, ...], said: str) -> None:
+    words = ("--entry", "shape", "--grid", "4", "--block", "1", "--args", "out:s.npy:u32:4x2")
+    found = run(*words, *(f"--blocks={each}" for each in blocks))
+    assert found.exit_code == 2
+    assert said in " ".join(found.output.split())
+
+
+def test_multiprocessors_say_which_blocks_are_resident() -> None:
+    Path("k.ptx").write_text(WAIT)
+    np.save("flag.npy", np.zeros(1, np.uint32))
+    words = ("--grid", "64", "--block", "1", "--args", "inout:flag.npy:set.npy")
+    assert run(*words).exit_code == 0
+    assert np.load("set.npy").tolist() == [63]
+    assert run(*words, "--multiprocessors", "2").exit_code == 0
+    found = run(*words, "--multiprocessors", "1", "--json")
+    assert found.exit_code == 1, found.output
+    assert json.loads(found.output)["fault"]["kind"] == "CoResidencyError"
+    assert run(*words, "--multiprocessors", "0").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("instruction", "said"),
+    [
+        ("div.u32 %r2, %r1, 0;", "div.u32, line 7: a division by zero, which PTX leaves open: all ones"),
+        ("rcp.approx.f32 %f1, 0f40400000;", "rcp.approx.f32, line 7: the chip's last bits may differ"),
+        ("add.f64 %e1, 0d7FF0000000000000, 0dFFF0000000000000;", "add.f64, line 7: a NaN: the chip's may have other"),
+        ("bfe.u64 %d2, %d1, 300, 400;", "bfe.u64, line 7: operands of which PTX leaves the result open"),
+    ],
+)
+def test_what_is_left_open_is_named(instruction: str, said: str) -> None:
+    registers = ".reg .b32 %r<3>; .reg .f32 %f<2>; .reg .b64 %d<3>; .reg .f64 %e<2>; mov.u32 %r1, 5; mov.u64 %d1, 7;"
+    head = ".version 9.0\n.target sm_90a\n.address_size 64\n"
+    Path("k.ptx").write_text(f"{head}.visible .entry open()\n{{\n{registers}\n{instruction}\nret;\n}}\n")
+    found = run("--block", "1")
+    assert found.exit_code == 0, found.output
+    assert said in found.output
+
+
 def test_the_command_of_a_finding_has_every_setting() -> None:
     # Each block writes its number to one place: which one stays depends on the schedule.
     store = "st.global.u32 [%d1], %r2; st.global.u32 [%d1+4], %r3;"
     assert store in TEXT
     Path("k.ptx").write_text(TEXT.replace(store, "st.relaxed.gpu.global.u32 [counted], %r1;"))
-    words = ("--variable", "counted=inout:n.npy", "--cooperative", "--cluster", "1")
+    words = ("--variable", "counted=inout:n.npy", "--cooperative", "--cluster", "1", "--multiprocessors", "7")
     np.save("n.npy", np.zeros(1, np.uint32))
     found = run("--entry", "shape", "--grid", "2", "--block", "1", "--args", "null", *words, "--schedules", "8")
     assert found.exit_code == 1, found.output
     (repro,) = (line for line in found.output.splitlines() if line.startswith("repro:"))
-    assert "--variable counted=inout:n.npy --cooperative --cluster 1,1,1" in repro
+    assert "--variable counted=inout:n.npy --cooperative --cluster 1,1,1 --multiprocessors 7" in repro
+    found = run(
+        "--entry",
+        "shape",
+        "--grid",
+        "4",
+        "--block",
+        "1",
+        "--args",
+        "null",
+        *words[:2],
+        "--blocks",
+        "1-2",
+        "--schedules",
+        "8",
+    )
+    (repro,) = (line for line in found.output.splitlines() if line.startswith("repro:"))
+    assert "--blocks 1-2" in repro

@@ -174,6 +174,33 @@ def test_bench_documents_may_lie_beside_reports(tmp_path: Path) -> None:
     assert refusals(tmp_path) == []
 
 
+def test_a_missed_target_is_named_and_refuses_nothing(tmp_path: Path) -> None:
+    write_document(tmp_path / "a.json", [result()])
+    rows = [
+        {"data": "gaussian", "gflops": 39.4, "target": 20.0, "reached": True},
+        {"data": "wide blocks", "gflops": 16.7, "target": 20.0, "reached": False},
+    ]
+    compared = {"medians_s": {"refmoe": 1.0, "old": 7.0}, "ratio": 7.0, "target": 8.0, "reached": False}
+    documents = {
+        "models": {"rows": rows, "all_reached": False},
+        "against": {"comparisons": {"quantize": compared}, "reached": False, "all_reached": False},
+        "parity": {"rows": [{"seconds": 21.0}], "again_s": 21.0, "targets": {"again_s": 20.0}},
+        "layer": {"rows": [{"seconds": 1.0}], "all_reached": False},
+    }
+    documents["parity"] |= {"reached": {"again_s": False}, "all_reached": False}
+    for name, content in documents.items():
+        document = {"kind": "bench", "name": name, **content}
+        (tmp_path / f"{name}.json").write_text(json.dumps({**document, "digest": digest_of(document)}))
+    outcome = check_reports([tmp_path], None, catalog)
+    assert outcome.refusals == ()
+    assert [line.removeprefix(f"{tmp_path}/") for line in outcome.missed] == [
+        "against.json: quantize, ratio: 7, at least 8",
+        "layer.json: a target that the report does not name",
+        "models.json: wide blocks: 16.7, at least 20",
+        "parity.json: again s: 21, at most 20",
+    ]
+
+
 def test_bench_documents_alone_are_no_report(tmp_path: Path) -> None:
     document = {"kind": "bench", "name": "quantize", "rows": [{"name": "numpy"}]}
     (tmp_path / "bench.json").write_text(json.dumps({**document, "digest": digest_of(document)}))

@@ -13,7 +13,7 @@ from typing import Any
 from refmoe.bench.compare import read_report
 from refmoe.bench.tiles.view import reasons
 from refmoe.errors import ArgumentError
-from refmoe.reports.bench import cell_text, measured
+from refmoe.reports.bench import Target, cell_text, targets_of
 
 Reports = Mapping[str, Mapping[str, Any]]
 PAGE = "BENCHMARK_RESULTS.md"
@@ -48,7 +48,7 @@ TILE_COLUMNS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Target:
+class GpuTarget:
     """A ratio of two rows of the report `gpu` that the project set itself.
 
     Attributes:
@@ -74,21 +74,21 @@ def _dp4a_targets(rows: int) -> tuple[Target, Target]:
 
 
 _EXPAND, _PAIR = r"fused expand 8192 x 2880", r"quantize, then expand 8192 x 2880"
-TARGETS = (
-    Target("fused expand, 8192 tokens, beside a copy that reads 1 and writes 2", _EXPAND, "floor", 1.17),
-    Target("fused expand, 8192 tokens, beside the separate pair", _EXPAND, _PAIR, 0.72),
-    Target(
+GPU_TARGETS = (
+    GpuTarget("fused expand, 8192 tokens, beside a copy that reads 1 and writes 2", _EXPAND, "floor", 1.17),
+    GpuTarget("fused expand, 8192 tokens, beside the separate pair", _EXPAND, _PAIR, 0.72),
+    GpuTarget(
         "fused expand, M = 1, beside the separate pair", r"fused expand, M = 1$", r"quantize, then expand, M = 1$", 0.54
     ),
-    Target(
+    GpuTarget(
         "fused expand, M = 1, beside a plain BF16 expand", r"fused expand, M = 1$", r"plain BF16 expand, M = 1$", 1.06
     ),
-    Target("SwiGLU with requantize, 8192 tokens, beside a copy", r"SwiGLU to MXFP8, 32768 x 2880", "floor", 1.30),
-    Target("finalize, 8192 tokens, beside a copy", r"finalize 8192 x 2880", "floor", 1.20),
-    Target(
+    GpuTarget("SwiGLU with requantize, 8192 tokens, beside a copy", r"SwiGLU to MXFP8, 32768 x 2880", "floor", 1.30),
+    GpuTarget("finalize, 8192 tokens, beside a copy", r"finalize 8192 x 2880", "floor", 1.20),
+    GpuTarget(
         "routing, 8192 tokens, beside that of commit 2db4e6e", r"route 8192 x 128", r"route 8192 x 128 of 2db4e6e", 0.50
     ),
-    Target(
+    GpuTarget(
         "a gpt-oss layer on the DP4A path, M = 1, beside the sum of its floors", r"layer, DP4A, M = 1$", "floor", 1.5
     ),
     *(each for rows in (5760, 2880) for each in _dp4a_targets(rows)),
@@ -138,6 +138,11 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield "## What nobody here could measure"
     yield ""
     yield from (f"- {each}" for each in UNMEASURED)
+    yield ""
+    yield "## Targets that were missed"
+    yield ""
+    missed = list(_missed(reports))
+    yield from missed or ["None."]
     yield ""
     yield "## Machines and versions"
     yield ""
@@ -302,7 +307,7 @@ def _least_rows(targets: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]
 
 
 def _targets(gpu: Mapping[str, Any]) -> Iterator[Sequence[str]]:
-    for target in TARGETS:
+    for target in GPU_TARGETS:
         ratio = target_ratio(target, gpu["rows"])
         if ratio is None:
             yield target.what, "not in the report", f"at most {target.most:.4g}", "not measured"
@@ -311,7 +316,7 @@ def _targets(gpu: Mapping[str, Any]) -> Iterator[Sequence[str]]:
             yield target.what, f"{ratio:.3f}", f"at most {target.most:.4g}", word
 
 
-def target_ratio(target: Target, rows: Sequence[Mapping[str, Any]]) -> float | None:
+def target_ratio(target: GpuTarget, rows: Sequence[Mapping[str, Any]]) -> float | None:
     """The measured ratio of a target, or None if the report lacks one of its rows."""
     found = [row for row in rows if re.match(target.row, row["name"])]
     if not found:
@@ -377,14 +382,24 @@ def _preference(each: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _cpu_rows(reports: Reports) -> Iterator[Sequence[str]]:
+    for name, target in _cpu_targets(reports):
+        found = "see the report" if target.found is None else cell_text(float(target.found))
+        sense = "see the report" if target.needed is None else target.sense
+        yield f"`{name}`", target.what, found, sense, "reached" if target.reached else "**missed**"
+
+
+def _cpu_targets(reports: Reports) -> Iterator[tuple[str, Target]]:
+    """The targets of the benchmarks that run on a CPU, each with its benchmark."""
     for name, report in sorted(reports.items()):
-        targets = report.get("targets")
-        if not isinstance(targets, Mapping):
-            continue
-        for target, needed in targets.items():
-            reached = report["reached"][target]
-            value = measured(report, target)
-            found = cell_text(float(value)) if value is not None else "see the report"
-            sense = "at least" if target.endswith("_per_s") else "at most"
-            row = (target.replace("_", " "), found, f"{sense} {cell_text(float(needed))}")
-            yield f"`{name}`", *row, "reached" if reached else "**missed**"
+        if "gpu" not in report:
+            yield from ((name, target) for target in targets_of(report))
+
+
+def _missed(reports: Reports) -> Iterator[str]:
+    """A line for each target that was missed, of all benchmarks."""
+    for target in GPU_TARGETS:
+        ratio = target_ratio(target, reports["gpu"]["rows"])
+        if ratio is not None and ratio > target.most:
+            yield f"- `gpu`, {target.what}: {ratio:.3f}, at most {target.most:g}"
+    for name, report in sorted(reports.items()):
+        yield from (f"- `{name}`, {target.line}" for target in targets_of(report) if not target.reached)

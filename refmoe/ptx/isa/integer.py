@@ -205,8 +205,13 @@ def _magnitude(x: Array) -> Array:
 
 
 def _divisor_not_zero(a: Array, b: Array) -> Array:
-    """Division by zero yields an unspecified, machine-specific value (PTX ISA, div and rem); all ones on an H200."""
+    """Division by zero yields an unspecified, machine-specific value (PTX ISA, div and rem)."""
     return (b != 0) & np.ones_like(a, dtype=np.bool_)
+
+
+def _unless_by_zero(result: Array, b: Array) -> Array:
+    """What an H200 gives where the divisor is 0, of quotients and of remainders alike: all ones."""
+    return np.where(b != 0, result, ~np.zeros_like(result))
 
 
 def _div(spelling: Spelling) -> Operation:
@@ -214,8 +219,8 @@ def _div(spelling: Spelling) -> Operation:
 
     def function(a: Array, b: Array) -> Array:
         if not is_signed:
-            return a // b
-        return _negate_where(signed(a ^ b) < 0, _magnitude(a) // _magnitude(b))
+            return _unless_by_zero(a // b, b)
+        return _unless_by_zero(_negate_where(signed(a ^ b) < 0, _magnitude(a) // _magnitude(b)), b)
 
     return _same(spelling, function, bits, 2, exact_when=_divisor_not_zero)
 
@@ -225,9 +230,9 @@ def _rem(spelling: Spelling) -> Operation:
 
     def function(a: Array, b: Array) -> Array:
         if not is_signed:
-            return a % b
+            return _unless_by_zero(a % b, b)
         # The quotient truncates, so the remainder has the sign of the dividend.
-        return _negate_where(signed(a) < 0, _magnitude(a) % _magnitude(b))
+        return _unless_by_zero(_negate_where(signed(a) < 0, _magnitude(a) % _magnitude(b)), b)
 
     return _same(spelling, function, bits, 2, exact_when=_divisor_not_zero)
 

@@ -50,18 +50,38 @@ FOLDED = [
 ]
 
 
+def constants(opcode: str) -> list[dict[int, int]]:
+    """Operands of a spelling that are known when it is compiled: none, each of them alone, and all of them.
+
+    Alone each is what lets a compiler leave the operation out, a zero, a one and a NaN that signals, and a value that
+    the spelling draws. In packed types the upper half is drawn.
+    """
+    # Spellings of one instruction have one machine code.
+    number = zlib.crc32(opcode.replace(".rn", "").replace("mad", "fma").encode())
+    values = []
+    for position, f in enumerate(formats(opcode, ARITHMETIC[opcode])):
+        special, sign = corners(f), f.sign * (number >> position & 1)
+        own = [sign, f.bias << f.fraction | sign, f.infinity + 1, special[(number // 8 + position) % len(special)]]
+        if opcode.endswith("x2"):
+            own = [bits | special[(number // 512 + i) % len(special)] << f.bits for i, bits in enumerate(own)]
+        values.append(own)
+    alone = [{position: bits} for position, own in enumerate(values) for bits in own]
+    # Each value of each operand once, beside others of the others.
+    together = [{position: own[(k + position) % len(own)] for position, own in enumerate(values)} for k in range(4)]
+    return [{}, *alone, *together]
+
+
 @pytest.mark.parametrize("opcode", ARITHMETIC)
 def test_native(opcode: str) -> None:
-    """With run-time operands, and with a special value, another one for each spelling, as one of the operands."""
     operation = ARITHMETIC[opcode]
-    # Spellings of one instruction have one machine code, which is made once.
-    number = zlib.crc32(opcode.replace(".rn", "").replace("mad", "fma").encode())
-    position = number % len(operation.sources)
-    f = formats(opcode, operation)[position]
-    bits = corners(f)[number // 8 % len(corners(f))]
-    if opcode.endswith("x2"):
-        bits |= corners(f)[number // 512 % len(corners(f))] << f.bits
-    assert not native_differences(opcode, operation, operands(opcode, operation), {}, {position: bits})
+    assert not native_differences(opcode, operation, operands(opcode, operation), *constants(opcode))
+
+
+def test_each_operand_is_a_constant_and_all_of_them_are() -> None:
+    for opcode, operation in ARITHMETIC.items():
+        known = [tuple(each) for each in constants(opcode)]
+        places = range(len(operation.sources))
+        assert known == [(), *((place,) for place in places for _ in range(4)), *[tuple(places)] * 4]
 
 
 @pytest.mark.parametrize("opcode", FOLDED)
