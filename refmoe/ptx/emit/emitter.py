@@ -54,6 +54,14 @@ def matched(pattern: re.Pattern[str], instruction: Instruction) -> re.Match[str]
     return match
 
 
+def _part_bits(kind: str, vector: Vector) -> int:
+    """Bits of each element of a register that is packed or unpacked."""
+    count, fitting = len(vector.elements), [2, 4][: 1 + (BITS[kind] > 16)]
+    if count not in fitting:
+        raise ValueError(f"{' or '.join(map(str, fitting))} elements needed, not {count}")
+    return BITS[kind] // count
+
+
 class Emitter(Builder):
     """Emits any instruction: the list of families."""
 
@@ -152,7 +160,7 @@ class Emitter(Builder):
             self._compute(instruction)
 
     def _unpack(self, instruction: Instruction, destination: Vector, value: str, kind: str) -> None:
-        part = BITS[kind] // len(destination.elements)
+        part = _part_bits(kind, destination)
         self.lines.append(f"v0 = {value}")
         for position, element in enumerate(destination.elements):
             if isinstance(element, Sink):
@@ -163,7 +171,7 @@ class Emitter(Builder):
             self.assign(instruction, element, f"{shifted}.astype({self.dtype(f'b{part}')})", f"b{part}")
 
     def _pack(self, instruction: Instruction, destination: Operand, source: Vector, kind: str) -> None:
-        part = BITS[kind] // len(source.elements)
+        part = _part_bits(kind, source)
         parts = []
         for position, element in enumerate(source.elements):
             value = f"{self.value(element, f'b{part}')}.astype({self.dtype(kind)})"

@@ -43,9 +43,10 @@ _MOST = 4096
 def inline_calls(entry: Function, module: ParsedModule) -> Function:
     """`entry` without calls of functions that have a body.
 
+    A call that does not fit the function that it names is an error of the lanes that reach it.
+
     Raises:
-        UnknownOpcode: a call that does not fit the function that it names.
-        ParseError: the body of a function that it may call is no PTX.
+        ParseError: the body of a function that it may call has no end.
     """
     assert entry.body is not None
     if not any(isinstance(statement, Instruction) and _is_call(statement) for statement in entry.body):
@@ -79,7 +80,10 @@ class _Inliner:
         return result
 
     def call(self, instruction: Instruction, stack: tuple[str, ...]) -> list[Statement]:
-        results, target, arguments = _parts(instruction)
+        called = _parts(instruction)
+        if called is None:
+            return [instruction.refuse("no call of a function or of a register")]
+        results, target, arguments = called
         if self.count >= _MOST:
             raise _refused(instruction, f"call number {_MOST + 1} of {stack[0]}, calls within calls included")
         if isinstance(target, Register):
@@ -92,7 +96,7 @@ class _Inliner:
         if callee.name in stack:
             return [instruction]
         if (len(results), len(arguments)) != (len(callee.results), len(callee.parameters)):
-            raise _refused(instruction, f"a call that does not fit {callee.name}")
+            return [instruction.refuse(f"a call that does not fit {callee.name}")]
         return self.around(instruction, self.direct(instruction, results, callee, arguments, stack))
 
     def around(self, instruction: Instruction, body: list[Statement]) -> list[Statement]:
@@ -230,7 +234,8 @@ class _Inliner:
             for statement in (function.body if function is not None else None) or ():
                 if isinstance(statement, Label) or statement.opcode.split(".")[0] in ("bra", "brx"):
                     continue
-                called = _parts(statement)[1] if _is_call(statement) else None
+                parts_of_call = _parts(statement) if _is_call(statement) else None
+                called = None if parts_of_call is None else parts_of_call[1]
                 for operand in statement.operands:
                     for part in parts(operand):
                         if not isinstance(part, Symbol):
@@ -243,7 +248,7 @@ class _Inliner:
                             if part.name not in reached:
                                 reached.append(part.name)
             for table in tables:
-                for _, _, symbol in module.variables[table].relocations:
+                for _, _, symbol, _ in module.variables[table].relocations:
                     if symbol.name in module.variables and symbol.name not in tables:
                         tables.append(symbol.name)
                     elif symbol.name in module.declared:
@@ -259,7 +264,7 @@ class _Inliner:
         """A call of a function of the driver: its operands in registers."""
         result, kinds = BUILTINS[target.name]
         if len(arguments) != len(kinds) or len(results) != (result is not None):
-            raise _refused(instruction, f"a call that does not fit {target.name}")
+            return [instruction.refuse(f"a call that does not fit {target.name}")]
         before: list[Statement] = []
         after: list[Statement] = []
         operands: list[Operand] = []
@@ -281,11 +286,10 @@ class _Inliner:
         return [*before, made, *after]
 
 
-def _parts(instruction: Instruction) -> tuple[tuple[Operand, ...], Symbol | Register, tuple[Operand, ...]]:
+def _parts(instruction: Instruction) -> tuple[tuple[Operand, ...], Symbol | Register, tuple[Operand, ...]] | None:
     """(results, what is called, arguments) of a call; its list of targets or its prototype says nothing more.
 
-    Raises:
-        UnknownOpcode: these are not the operands of a call.
+    None if these are not the operands of a call.
     """
     operands = list(instruction.operands)
 
@@ -300,7 +304,7 @@ def _parts(instruction: Instruction) -> tuple[tuple[Operand, ...], Symbol | Regi
     arguments = group()
     named = operands.pop(0) if operands and isinstance(target, Register) else None
     if not isinstance(target, Symbol | Register) or operands or not isinstance(named, Symbol | None):
-        raise _refused(instruction, "no call of a function or of a register")
+        return None
     return results, target, arguments
 
 

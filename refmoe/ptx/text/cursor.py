@@ -54,6 +54,8 @@ class Cursor:
 
     def fail(self, message: str, line: int | None = None) -> NoReturn:
         """Raise a ParseError at `line`, by default that of the next token."""
+        if line is None and self.token.kind == "stray":
+            message = f"unexpected {self.token.text!r}"
         line = self.token.line if line is None else line
         raise ParseError(f"{self.name}:{line}: {message}", line=line, name=self.name)
 
@@ -62,11 +64,6 @@ class Cursor:
         if self.token.kind != "number":
             self.fail(f"expected {wanted}, found {self.token.text!r}")
         return lexer.immediate(self.take().text)
-
-    def signed_integer(self) -> int:
-        """Take an offset behind a name: `+4`, `+-8` or `-8`."""
-        self.accept("+")
-        return self.integer()
 
     def integer(self) -> int:
         """Take an integer with its sign."""

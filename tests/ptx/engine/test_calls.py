@@ -195,10 +195,14 @@ def test_recursion_is_refused_where_it_happens() -> None:
     assert caught.value.thread == (1, 0, 0)
 
 
-def test_a_call_that_does_not_fit_is_refused_before_anything_runs() -> None:
+@pytest.mark.parametrize(
+    ("operands", "said"), [("(%r3), seven, (%r1, %r1)", "does not fit seven"), ("(%r3), 5, (%r1)", "no call of a")]
+)
+def test_a_call_that_does_not_fit_is_refused_where_it_is_reached(operands: str, said: str) -> None:
     callee = ".func (.reg .b32 r) seven (.reg .b32 a) { mov.u32 r, 7; ret; }"
-    with pytest.raises(ptx.UnknownOpcode, match="does not fit seven"):
-        run("ret; call (%r3), seven, (%r1, %r1); ret;", np.zeros(1, np.uint32), module_scope=callee)
+    run(f"ret; call {operands}; ret;", np.zeros(1, np.uint32), module_scope=callee)
+    with pytest.raises(ptx.UnknownOpcode, match=rf"cannot execute call \(a call .*{said}|cannot execute call \({said}"):
+        run(f"call {operands}; ret;", np.zeros(1, np.uint32), module_scope=callee)
 
 
 VIRTUAL = """
