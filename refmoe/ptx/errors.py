@@ -271,7 +271,7 @@ class MisuseError(LaneError):
 
 
 class Trap(LaneError):
-    """A lane executed `trap`."""
+    """A lane executed `trap`, or `brkpt`, at which a chip stops for its debugger."""
 
 
 class AssertionFailed(Trap):

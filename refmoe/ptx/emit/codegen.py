@@ -271,7 +271,7 @@ def _terminator(emitter: Emitter, block: Block, instruction: Instruction) -> str
         return emitter.value(instruction.operands[0], "b32")
     if kind == "barrier":
         return _barrier_operands(emitter, instruction)
-    emitter.spelled(instruction, "ret", "ret.uni", "exit", "trap")
+    emitter.spelled(instruction, "ret", "ret.uni", "exit", "trap", "brkpt")
     return None
 
 

@@ -40,8 +40,11 @@ _FENCES = re.compile(
 )
 _CVTA = re.compile(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|shared::cta|shared::cluster|local|const|param)\.u64")
 _ISSPACEP = re.compile(r"isspacep\.(?P<space>global|shared|shared::cta|shared::cluster|local|const|param|param::entry)")
+_REDUX_OF_FLOATS = re.compile(r"redux\.sync\.(?P<operation>min|max)(\.abs(\.NaN)?|\.NaN(\.abs)?)?\.f32")
+_HAS_REDUX_OF_FLOATS = ("sm_100", "sm_101", "sm_103")
 _ADVICE = (
-    "prefetch", "prefetchu", "nanosleep", "createpolicy", "applypriority", "setmaxnreg", "griddepcontrol", "pmevent",
+    "prefetch", "prefetchu", "nanosleep", "createpolicy", "applypriority", "discard", "setmaxnreg", "griddepcontrol",
+    "pmevent",
 )  # fmt: skip
 _TEXTURES = ("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep")
 
@@ -85,6 +88,7 @@ class Emitter(Builder):
             "match": self._match,
             "redux": self._redux,
             "elect": self._elect,
+            "movmatrix": partial(tensor.move_matrix, self),
             "bar": self._warp_barrier,
             "mbarrier": partial(async_copies.mbarrier, self),
             "cp": partial(async_copies.copy, self),
@@ -350,6 +354,16 @@ class Emitter(Builder):
         self._exchange(instruction, warp.Match(mode), (kind, "b32"), ("b32", "pred"))
 
     def _redux(self, instruction: Instruction) -> None:
+        if (match := _REDUX_OF_FLOATS.fullmatch(instruction.opcode)) is not None:
+            target = self.module.target
+            if not target.startswith(_HAS_REDUX_OF_FLOATS):
+                raise isa.UnknownOpcode(instruction.opcode, f"redux of .f32 is of sm_100a and sm_103a, not of {target}")
+            nan = ".NaN" if "NaN" in instruction.opcode else ""
+            function = isa.resolve(f"{match['operation']}{nan}.f32", 1, 2).function
+            magnitude = np.uint32(0x7FFFFFFF if ".abs" in instruction.opcode else 0xFFFFFFFF)
+            work = warp.Redux(function, lambda a: function(a & magnitude, a & magnitude))
+            self._exchange(instruction, work, ("b32", "b32"), ("b32",))
+            return
         self.spelled(
             instruction,
             *(f"redux.sync.{op}.{t}" for op in ("add", "min", "max") for t in ("u32", "s32")),

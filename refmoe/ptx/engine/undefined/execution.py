@@ -238,7 +238,7 @@ class Execution:
             "mov": self._mov, "cvta": self._cvta, "ld": self._load, "ldu": self._load, "st": self._store,
             "atom": self._atomic, "red": self._atomic, "mma": self._product, "ldmatrix": self._load_matrix,
             "stmatrix": self._store_matrix, "wmma": self._wmma,
-            **dict.fromkeys(("shfl", "vote", "match", "redux", "elect"), self._exchange),
+            **dict.fromkeys(("shfl", "vote", "match", "redux", "elect", "movmatrix"), self._exchange),
         }  # fmt: skip
         if stem in owned:
             owned[stem](instruction)
