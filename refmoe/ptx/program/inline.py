@@ -38,6 +38,9 @@ BUILTINS: dict[str, tuple[str | None, tuple[str, ...]]] = {
 }
 # Bodies that one entry may take in: nested indirect calls multiply.
 _MOST = 4096
+# Calls of a function within itself that are followed: the deepest with which an entry takes in so few bodies.
+_DEPTHS = (64, 32, 16, 12, 10, 8, 7, 6, 5, 4, 3, 2, 1, 0)
+_MOST_RECURSIVE = 256
 
 
 def inline_calls(entry: Function, module: ParsedModule) -> Function:
@@ -51,10 +54,12 @@ def inline_calls(entry: Function, module: ParsedModule) -> Function:
     assert entry.body is not None
     if not any(isinstance(statement, Instruction) and _is_call(statement) for statement in entry.body):
         return entry
-    work = _Inliner(entry, module)
-    return replace(
-        entry, body=tuple(work.expand(entry.body, (entry.name,))), variables=work.variables, tables=work.tables
-    )
+    for depth in _DEPTHS:
+        work = _Inliner(entry, module, depth)
+        body = tuple(work.expand(entry.body, (entry.name,)))
+        if not work.recursive or work.bodies <= _MOST_RECURSIVE:
+            break
+    return replace(entry, body=body, variables=work.variables, tables=work.tables)
 
 
 def _is_call(instruction: Instruction) -> bool:
@@ -62,9 +67,13 @@ def _is_call(instruction: Instruction) -> bool:
 
 
 class _Inliner:
-    def __init__(self, entry: Function, module: ParsedModule) -> None:
+    def __init__(self, entry: Function, module: ParsedModule, depth: int) -> None:
         self.entry = entry
         self.module = module
+        self.depth = depth
+        # Whether a function calls itself, and how many bodies were taken in.
+        self.recursive = False
+        self.bodies = 0
         self.variables = dict(entry.variables)
         self.tables = dict(entry.tables)
         self.count = 0
@@ -93,8 +102,15 @@ class _Inliner:
             if target.name not in BUILTINS:
                 return [instruction]
             return self.around(instruction, self.builtin(instruction, results, target, arguments))
-        if callee.name in stack:
-            return [instruction]
+        depth = stack.count(callee.name)
+        self.recursive |= depth > 0
+        if depth > self.depth or callee.name == self.entry.name:
+            what = f"a recursive call of {callee.name}, of which the executor follows {self.depth} within one another"
+            return [instruction.refuse(what)]
+        if self.recursive and self.depth > 0 and self.bodies > _MOST_RECURSIVE:
+            # This depth is too much: nothing of it is kept.
+            return []
+        self.bodies += 1
         if (len(results), len(arguments)) != (len(callee.results), len(callee.parameters)):
             return [instruction.refuse(f"a call that does not fit {callee.name}")]
         return self.around(instruction, self.direct(instruction, results, callee, arguments, stack))
