@@ -369,6 +369,18 @@ def _show_entries(document: dict[str, Any]) -> None:
         typer.echo(f"{v['name']}  {kind} variable of {v['bytes']} bytes (--variable)")
 
 
+def _left_open(opcode: str) -> str:
+    """What of an instruction's results PTX does not say."""
+    stem, *parts = opcode.split(".")
+    if stem in ("div", "rem") and {"u16", "u32", "u64", "s16", "s32", "s64"} & set(parts):
+        return "it divided by zero, of which PTX leaves the result open"
+    if "oob" in parts or "rs" in parts:
+        return "PTX leaves the result of such operands open"
+    if "f64" in parts and "approx" not in parts:
+        return "PTX leaves open which NaN it gives"
+    return "the chip's last bits may differ"
+
+
 def _show(document: dict[str, Any]) -> None:
     result = document["result"]
     grid, block = ("x".join(map(str, document[name])) for name in ("grid", "block"))
@@ -384,7 +396,7 @@ def _show(document: dict[str, Any]) -> None:
     for row in result["approximate"]:
         opcodes.setdefault(row["opcode"], []).append(str(row["line"]))
     for opcode, lines in opcodes.items():
-        typer.echo(f"  approximate    {opcode}, line {', '.join(lines)}: the chip's last bits may differ")
+        typer.echo(f"  approximate    {opcode}, line {', '.join(lines)}: {_left_open(opcode)}")
     fused = result["contraction_possible"]
     if fused:
         first = ", ".join(f"{row['line']}" for row in fused[:8]) + (", ..." if len(fused) > 8 else "")

@@ -272,6 +272,8 @@ def _terminator(emitter: Emitter, block: Block, instruction: Instruction) -> str
     if kind == "barrier":
         return _barrier_operands(emitter, instruction)
     emitter.spelled(instruction, "ret", "ret.uni", "exit", "trap", "brkpt")
+    if instruction.operands:
+        raise ValueError("no operands needed")
     return None
 
 

@@ -37,6 +37,7 @@ from refmoe.ptx.text.values import BITS
 _FENCES = re.compile(
     r"membar\.(cta|gl|sys)|fence(\.(sc|acq_rel|acquire|release))?\.(cta|cluster|gpu|sys)|fence\.(sc|acq_rel)"
     r"|fence\.mbarrier_init\.release\.cluster"
+    r"|fence\.(acquire\.sync_restrict::shared::cluster|release\.sync_restrict::shared::cta)\.cluster"
 )
 _CVTA = re.compile(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|shared::cta|shared::cluster|local|const|param)\.u64")
 _ISSPACEP = re.compile(r"isspacep\.(?P<space>global|shared|shared::cta|shared::cluster|local|const|param|param::entry)")

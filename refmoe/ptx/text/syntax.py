@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-
 #: Opcode of an instruction that no lane may run. No text has it.
 REFUSED = "@refused"
 

@@ -198,6 +198,26 @@ def test_an_inner_register_hides_an_outer_one() -> None:
     assert out[0] == 5
 
 
+@pytest.mark.parametrize("inner", [".reg .u32 %r5;", ".reg .u32 %r<6>;"])
+@pytest.mark.parametrize("outer", [".reg .u32 %x;", ".reg .u32 x<3>;"])
+def test_a_register_alone_and_one_of_a_family_are_two(inner: str, outer: str) -> None:
+    # Outside %r5 is one of a family and %x or x1 may be alone; inside it is the other way round.
+    name = "%x" if "%x" in outer else "x1"
+    swapped = ".reg .u32 %x;" if "%x" in outer else ".reg .u32 x1;"
+    out = np.zeros(2, np.uint32)
+    body = f"""
+        mov.u32 %r5, 1; mov.u32 {name}, 2;
+        {{ {inner} {swapped} mov.u32 %r5, 7; mov.u32 {name}, 8; }}
+        st.global.u32 [%d0], %r5; st.global.u32 [%d0 + 4], {name}; ret;
+    """
+    run(body, out, block=(1, 1, 1), declarations=outer)
+    assert out.tolist() == [1, 2]
+    out[:] = 0
+    run(body.replace(inner, "INNER").replace(swapped, outer).replace("INNER", inner), out, block=(1, 1, 1),
+        declarations=swapped)  # fmt: skip
+    assert out.tolist() == [1, 2]
+
+
 def test_comments_pragmas_and_debug_sections() -> None:
     body = """
         // a comment with { and ;
