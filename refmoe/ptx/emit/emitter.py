@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,6 +56,24 @@ def matched(pattern: re.Pattern[str], instruction: Instruction) -> re.Match[str]
     if match is None:
         raise isa.UnknownOpcode(instruction.opcode)
     return match
+
+
+def _check_constants(opcode: str, sources: Sequence[Operand]) -> None:
+    """Refuse what ptxas refuses: a constant of another kind than the last type of an opcode, as in `mov.f32 f, 1`.
+
+    Raises:
+        ValueError: there is one.
+    """
+    stem, *parts = opcode.split(".")
+    # These have sources of two types.
+    if stem == "slct" or not parts or {"rs", "pack"} & set(parts):
+        return
+    floating, integer = parts[-1] in ("f32", "f64"), parts[-1] in ("u16", "u32", "u64", "s16", "s32", "s64")
+    for each in sources:
+        if isinstance(each, Immediate) and floating and each.form == "int":
+            raise ValueError(f"an integer constant where .{parts[-1]} needs a floating-point one")
+        if isinstance(each, Immediate) and integer and each.form != "int":
+            raise ValueError(f"a floating-point constant where .{parts[-1]} needs an integer")
 
 
 def _part_bits(kind: str, vector: Vector) -> int:
@@ -126,6 +144,7 @@ class Emitter(Builder):
             raise ValueError(f"{len(operation.sources)} sources and {len(operation.destinations)} destinations needed")
         if operation.contractible:
             self.contractions.append(instruction)
+        _check_constants(operation.opcode, sources)
         arguments = [self.value(operand, kind) for operand, kind in zip(sources, operation.sources, strict=True)]
         carry = self.local(CARRY)
         if operation.exact_when is not None:

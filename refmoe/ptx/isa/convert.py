@@ -192,10 +192,10 @@ def _to_half(spelling: Spelling, rounding: str) -> Operation | None:
 
 
 def _by_random_bits(spelling: Spelling) -> Operation:
-    """cvt.rs{.relu}{.satfinite}.{f16x2,bf16x2}.f32 d, a, b, bits: away from zero where bits carry out of what is cut off.
+    """cvt.rs{.relu}{.satfinite}.{f16x2,bf16x2}.f32 d, a, b, bits: away from zero where a sum carries.
 
-    a takes the upper 16 bits and b the lower, f16 13 of them (PTX ISA, cvt, ".rs"). How bits are added where more than 13
-    are cut off, at subnormal f16, and what overflows, is not said there.
+    The sum is that of what is cut off and of bits: a takes the upper 16 of them and b the lower, f16 13 (PTX ISA, cvt,
+    ".rs"). Not said is how they are added where more than 13 are cut off, at subnormal f16, and what overflows gives.
     """
     relu = spelling.flag("relu")
     satfinite = spelling.flag("satfinite")
@@ -223,9 +223,7 @@ def _by_random_bits(spelling: Spelling) -> Operation:
         least = np.uint32(0x38800000 if to is F16 else 0)
         return is_nan(a, F32) | (magnitude == 0) | ((magnitude >= least) & (magnitude <= largest))
 
-    return Operation(
-        spelling.opcode, function, ("b32",) * 3, ("b32",), exact_when=lambda a, b, bits: said(a) & said(b)
-    )
+    return Operation(spelling.opcode, function, ("b32",) * 3, ("b32",), exact_when=lambda a, b, bits: said(a) & said(b))
 
 
 def _to_tf32(spelling: Spelling, rounding: str) -> Operation:

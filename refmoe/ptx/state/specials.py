@@ -4,8 +4,8 @@ Clocks count what the launch has run: see `Ticks`. Where a chip would say someth
 describe one with a single multiprocessor on which this launch is alone: `%smid` 0 of `%nsmid` 1, `%gridid` 1, and 1024
 bytes of shared memory that the system keeps, below the block's own. `%envreg1` and `%envreg2` are the address of a
 cooperative launch's workspace, and the other `%envreg<n>` are 0, as these are in a launch that is not cooperative.
-Performance counters (`%pm<n>`, `%pm<n>_64`) count nothing: what they count on a chip is set from outside, and PTX leaves
-their values open. They are 0.
+Performance counters (`%pm<n>`, `%pm<n>_64`) are 0: what they count on a chip is set from outside, and PTX leaves their
+values open.
 """
 
 from __future__ import annotations

@@ -72,3 +72,15 @@ class Cursor:
         if value.form != "int":
             self.fail("expected an integer")
         return -value.value if negative else value.value
+
+    def end_of_statement(self, start: int) -> int | None:
+        """Where the semicolon of the statement that begins at `start` is; None if its braces or the text end before."""
+        depth = 0
+        for place in range(start, len(self.tokens)):
+            text = self.tokens[place].text
+            if text == ";":
+                return place
+            depth += (text == "{") - (text == "}")
+            if depth < 0:
+                return None
+        return None

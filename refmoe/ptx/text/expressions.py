@@ -1,8 +1,8 @@
 """Constant expressions: `(1 << 4) + 2`, `1 ? 2 : 3`, `(.s64) -1`, `1.0 / 3.0`.
 
-Integers have 64 bits, with a sign or without one; `U` behind a literal, or a value that no signed number of 64 bits has,
-makes it unsigned. Where operands differ the result is unsigned. Floating-point numbers are doubles and have `+ - * /` and
-comparisons (PTX ISA, "Constant Expressions").
+Integers have 64 bits, with a sign or without one. `U` behind a literal, or a value that no signed number of 64 bits
+has, makes it unsigned. Where operands differ the result is unsigned. Floating-point numbers are doubles and have
+`+ - * /` and comparisons (PTX ISA, "Constant Expressions").
 
 In two places the manual says one thing and ptxas 13.0 does another, which is what a chip gets: `&`, `|` and `^` of
 signed numbers are signed, and a shift counts modulo 64. Both are done as ptxas does them.

@@ -13,8 +13,8 @@ from refmoe.ptx.text.syntax import Immediate
 
 
 class Token(NamedTuple):
-    """`kind` is `"word"` (identifier or opcode), `"directive"`, `"number"`, `"string"`, `"punctuation"`, `"stray"` (text
-    that begins no token) or `"end"`.
+    """`kind` is `"word"` (identifier or opcode), `"directive"`, `"number"`, `"string"`, `"punctuation"`, `"end"`, or
+    `"stray"`: text that begins no token.
 
     A function's body, from brace to brace, is one token of kind `"body"` where only the module around it is read.
     """

@@ -517,7 +517,7 @@ class _Body:
         try:
             self.add(self.instruction(scope), scope)
         except ParseError as error:
-            end = _end_of_statement(parser.tokens, start)
+            end = parser.end_of_statement(start)
             if end is None:
                 raise
             parser.position = start
@@ -676,19 +676,6 @@ class _Body:
             coordinates = (*sampler, *coordinates)
         parser.expect("]")
         return Address(base, offset, coordinates)
-
-
-def _end_of_statement(tokens: list[lexer.Token], start: int) -> int | None:
-    """Where the semicolon of the statement that begins at `start` is; None if its braces or the text end before."""
-    depth = 0
-    for place in range(start, len(tokens)):
-        if tokens[place].text == ";":
-            return place
-        depth += tokens[place].text == "{"
-        depth -= tokens[place].text == "}"
-        if depth < 0:
-            return None
-    return None
 
 
 def _located(statement: Instruction, files: dict[int, str]) -> Instruction:

@@ -192,7 +192,9 @@ def test_recursion_is_followed_to_a_depth() -> None:
     run("add.u32 %r3, %r1, 33; call (%r3), down, (%r3); st.global.u32 [%d2], %r3; ret;", out, module_scope=callee)
     depth = np.arange(33, 65)
     assert out.tolist() == (1 + depth * (depth + 1) // 2).tolist()
-    with pytest.raises(ptx.UnknownOpcode, match=r"cannot execute call \(a recursive call of down, .* follows 64") as caught:
+    with pytest.raises(
+        ptx.UnknownOpcode, match=r"cannot execute call \(a recursive call of down, .* follows 64"
+    ) as caught:
         run("add.u32 %r3, %r1, 60; call (%r3), down, (%r3); ret;", out, module_scope=callee)
     assert caught.value.thread == (5, 0, 0)
 

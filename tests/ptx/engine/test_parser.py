@@ -334,6 +334,9 @@ MISFITS = [
     ("mov.b32 %r3, {%h1, %h1, %h1};", "2 or 4 elements needed, not 3"),
     ("mov.b64 %d3, {};", "2 or 4 elements needed, not 0"),
     ("mov.b64 {%r3, %r3, %r3}, %d1;", "2 or 4 elements needed, not 3"),
+    ("mov.u32 %r3, 1.0;", "a floating-point constant where .u32 needs an integer"),
+    ("mov.f32 %r3, 1;", "an integer constant where .f32 needs a floating-point one"),
+    ("fma.rn.f64 %d3, %d3, %d3, 2;", "an integer constant where .f64 needs"),
     ("shfl.sync.idx.b32 %r3, %r1, 0, 31, %d1;", "a member mask must be"),
 ]
 NO_PTX = [

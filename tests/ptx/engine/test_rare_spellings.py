@@ -140,8 +140,9 @@ def test_a_factor_from_outside_a_tensor_makes_zero() -> None:
     one, two, outside, nan = 0x3C00, 0x4000, 0x7FF7, 0x7E00
     cases = [(one, two, one, 0x4200), (outside, two, one, 0), (two, outside, nan, 0), (nan, two, one, 0x7FFF)]
     for a, b, c, expected in cases:
-        body = f"mov.b16 %h1, {a}; mov.b16 %h2, {b}; mov.b16 %h4, {c}; fma.rn.oob.f16 %h3, %h1, %h2, %h4; cvt.u32.u16 %r3, %h3;"
-        assert (of_lanes(body) == expected).all()
+        given = f"mov.b16 %h1, {a}; mov.b16 %h2, {b}; mov.b16 %h4, {c};"
+        found = of_lanes(f"{given} fma.rn.oob.f16 %h3, %h1, %h2, %h4; cvt.u32.u16 %r3, %h3;")
+        assert (found == expected).all()
     pair = f"mov.b32 %r4, 0x{two << 16 | outside:x}; mov.b32 %r5, 0x{0xC000 << 16 | one:x};"
     assert (of_lanes(f"{pair} fma.rn.oob.f16x2 %r3, %r4, %r5, %r4;") == 0xC000 << 16).all()
     assert (of_lanes(f"{pair} fma.rn.oob.relu.f16x2 %r3, %r4, %r5, %r4;") == 0).all()

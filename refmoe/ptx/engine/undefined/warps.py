@@ -106,7 +106,8 @@ def _moved(run: Running, instruction: Instruction) -> Callable[[], None]:
     """Each half moves with what is undefined of it; of two origins a word keeps that of its lower half."""
     destination, source = instruction.operands
     held = run.shade(source, "b32")
-    assert held is not None and isinstance(destination, Register)
+    assert held is not None
+    assert isinstance(destination, Register)
     frame = run.frame
     mask, origins = frame.to_all(held.mask), frame.to_all(held.origins)
     halves = np.repeat(origins, 2).reshape(-1, 8, 8).transpose(0, 2, 1).reshape(-1, 2)
