@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from refmoe.bench.page import TARGETS, target_ratio
+from refmoe.bench.page import GPU_TARGETS, target_ratio
 from refmoe.catalog import parse_case
 from refmoe.files import write_atomic
 from refmoe.probe.merge import chips_sentence, read_evidence, table
@@ -241,7 +241,7 @@ def _dp4a() -> str:
 
 def _dp4a_targets(rows: list[dict[str, Any]]) -> list[str]:
     said = []
-    for target in (each for each in TARGETS if each.what.startswith("DP4A, ")):
+    for target in (each for each in GPU_TARGETS if each.what.startswith("DP4A, ")):
         ratio = target_ratio(target, rows)
         found = (
             "not measured" if ratio is None else f"{ratio:.3f}, {'reached' if ratio <= target.most else '**missed**'}"

@@ -305,8 +305,8 @@ class Debugger:
 
         Raises:
             ArgumentMismatch: there is no such entry.
-            ParseError: its body is no PTX, with the line.
-            UnknownOpcode: it has an instruction that the executor does not define.
+            ParseError: a statement of its body has no end, with the line.
+            UnknownOpcode: it has more calls than an entry takes in.
         """
         code = module.compile(entry, VIEW)
         self._control = _Control(self, code)

@@ -144,7 +144,7 @@ class DeviceMemory:
         # Known from here on: variables may hold each other's addresses.
         self._variables[key] = address
         self._modules[id(module)] = module
-        for offset, size, symbol in variable.relocations:
+        for offset, size, symbol, shift in variable.relocations:
             function = code_address(module.declared, symbol.name)
             if symbol.name in variables:
                 held = self.variable(module, symbol.name)
@@ -152,7 +152,7 @@ class DeviceMemory:
                 held = function
             else:
                 continue
-            content = (held + symbol.offset).to_bytes(8, "little")[:size]
+            content = (held + symbol.offset >> shift).to_bytes(8, "little")[:size]
             array[offset : offset + size] = np.frombuffer(content, np.uint8)
         return address
 

@@ -14,7 +14,12 @@ class WrittenInstruction(Protocol):
 
     @property
     def opcode(self) -> str:
-        """Its full spelling."""
+        """Its full spelling, or what stands for one that no lane may run."""
+        ...
+
+    @property
+    def spelling(self) -> str:
+        """Its full spelling as written."""
         ...
 
     @property
@@ -75,17 +80,26 @@ def _rebuild(kind: type[PtxError], message: str, fields: dict[str, Any]) -> PtxE
 
 
 class ParseError(PtxError):
-    """The text is not PTX that this parser reads. Attributes: `line` (1-based), `name` of the module."""
+    """The text is not PTX that this parser reads.
+
+    A statement in a function is an error when a lane reaches it; what stands elsewhere when the text is read.
+
+    Attributes:
+        line: 1-based.
+        name: of the module.
+        block, thread: the lane that reached it; None where nothing ran.
+    """
 
     line: int
     name: str
+    block: Index3 | None = None
+    thread: Index3 | None = None
 
 
 class UnknownOpcode(PtxError):
     """An instruction that the executor does not define.
 
-    An opcode that does not exist here is an error when a lane reaches it; operands that do not fit a known one are an
-    error when the entry is compiled.
+    It is an error when a lane reaches it: an opcode that does not exist here, or operands that do not fit it.
 
     Attributes:
         opcode: its full spelling.
@@ -105,9 +119,8 @@ class UnknownOpcode(PtxError):
         cls, instruction: WrittenInstruction, message: str, block: Index3 | None = None, thread: Index3 | None = None
     ) -> UnknownOpcode:
         """The error of an instruction."""
-        names = ("opcode", "line", "source", "text")
-        fields = {name: getattr(instruction, name) for name in names}
-        return cls(message, **fields, block=block, thread=thread)
+        fields = {name: getattr(instruction, name) for name in ("line", "source", "text")}
+        return cls(message, opcode=instruction.spelling, **fields, block=block, thread=thread)
 
 
 class Contraction(PtxError):
@@ -258,7 +271,7 @@ class MisuseError(LaneError):
 
 
 class Trap(LaneError):
-    """A lane executed `trap`."""
+    """A lane executed `trap`, or `brkpt`, at which a chip stops for its debugger."""
 
 
 class AssertionFailed(Trap):

@@ -674,13 +674,13 @@ def _variables(code: Code, arena: Arena) -> dict[str, Any]:
             variable.name, variable.space, content, variable.size, writable=variable.space == "global"
         )
     for variable in code.layout.buffers:
-        for offset, size, symbol in variable.relocations:
+        for offset, size, symbol, shift in variable.relocations:
             if symbol.name in regions:
                 target = regions[symbol.name].base
             elif code.layout.spaces.get(symbol.name) == "code":
                 target = code.layout.addresses[symbol.name]
             else:
                 continue
-            address = (target + symbol.offset).to_bytes(8, "little")[:size]
+            address = (target + symbol.offset >> shift).to_bytes(8, "little")[:size]
             regions[variable.name].data[offset : offset + size] = np.frombuffer(address, np.uint8)
     return {name: np.uint64(region.base) for name, region in regions.items()}

@@ -76,7 +76,7 @@ class Module:
         """A function as it was parsed, kernel or not, with its body if it has one; None if there is no such function.
 
         Raises:
-            ParseError: its body is no PTX, with the line.
+            ParseError: a statement of its body has no end, with the line.
         """
         return self._parsed.function(name)
 
@@ -85,8 +85,8 @@ class Module:
 
         Raises:
             ArgumentMismatch: there is no such entry.
-            ParseError: its body is no PTX, with the line.
-            UnknownOpcode: it has operands that do not fit their opcode.
+            ParseError: a statement of its body has no end, with the line.
+            UnknownOpcode: it has more calls than an entry takes in.
             Contraction: the module is strict and it has arithmetic that ptxas may fuse.
         """
         if (entry, view.name) not in self._codes:
@@ -105,7 +105,7 @@ class Module:
 
         Raises:
             ArgumentMismatch: there is no such entry.
-            ParseError: its body is no PTX, with the line.
+            ParseError: a statement of its body has no end, with the line.
         """
         function = self._parsed.function(entry)
         if function is None or not function.is_entry or function.body is None:

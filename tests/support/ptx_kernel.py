@@ -28,9 +28,11 @@ PRELUDE = """
 """
 
 
-def text(body: str, module_scope: str = "", declarations: str = "", directives: str = "") -> str:
+def text(
+    body: str, module_scope: str = "", declarations: str = "", directives: str = "", target: str = "sm_120a"
+) -> str:
     return f""".version 9.0
-.target sm_120a
+.target {target}
 .address_size 64
 {module_scope}
 .visible .entry k(.param .u64 .ptr .align 4 out, .param .u64 .ptr in, .param .u32 n)

@@ -63,13 +63,13 @@ class GpuTarget:
     most: float
 
 
-def _dp4a_targets(rows: int) -> tuple[Target, Target]:
+def _dp4a_targets(rows: int) -> tuple[GpuTarget, GpuTarget]:
     """Of one token at 4 experts of gpt-oss: 80 % of the speed of a read of its bytes, and 3 times that of a bmm."""
     problem = f"4 experts {rows} x 2880, M = 1"
     row, bmm = f"DP4A, {problem}$", f"torch.bmm in BF16, {problem}$"
     return (
-        Target(f"DP4A, {problem}, beside a read of its bytes", row, "floor", 1 / 0.80),
-        Target(f"DP4A, {problem}, beside torch.bmm in BF16", row, bmm, 1 / 3),
+        GpuTarget(f"DP4A, {problem}, beside a read of its bytes", row, "floor", 1 / 0.80),
+        GpuTarget(f"DP4A, {problem}, beside torch.bmm in BF16", row, bmm, 1 / 3),
     )
 
 

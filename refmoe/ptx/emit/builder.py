@@ -51,6 +51,7 @@ class Builder:
         models: accumulation models of the tensor-core instructions met so far, and what each rests on.
         products: what each of these instructions computes.
         refused: instructions that do not exist here.
+        misfits: those of them, without their guards, whose operands do not fit, and why.
         watched: instructions that report which registers they access, see `refmoe.ptx.program.warpgroup`.
     """
 
@@ -69,6 +70,7 @@ class Builder:
         self.models: dict[str, str] = {}
         self.products: dict[Instruction, Mma] = {}
         self.refused: set[Instruction] = set()
+        self.misfits: dict[Instruction, str] = {}
         self.watched: frozenset[Instruction] = frozenset()
         self.names: dict[str, Any] = {"select": select, "not_": np.logical_not}
         self.approximate: list[Instruction] = []

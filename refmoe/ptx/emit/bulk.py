@@ -55,6 +55,10 @@ _COPY = re.compile(
     r"tensormap\.cp_fenceproxy\.global\.shared::cta\.tensormap::generic\.release\.(cta|cluster|gpu|sys)\.sync\.aligned"
 )
 _ASYNC_FENCE = re.compile(r"fence\.proxy\.async(\.(?P<space>global|shared::cta|shared::cluster))?")
+# In one direction, and of shared memory alone.
+_ONE_WAY_FENCE = re.compile(
+    r"fence\.proxy\.async::generic\.(acquire\.sync_restrict::shared::cluster|release\.sync_restrict::shared::cta)\.cluster"
+)
 _MAP_FENCE = re.compile(r"fence\.proxy\.tensormap::generic\.(?P<order>acquire|release)\.(cta|cluster|gpu|sys)")
 _WITH_ORDINAL = ("box_dim", "global_dim", "global_stride", "element_stride")
 _WIDE = ("global_address", "global_stride")
@@ -210,7 +214,13 @@ def proxy_fence(emitter: Builder, instruction: Instruction) -> bool:
     if not opcode.startswith("fence.proxy."):
         return False
     guard = emitter.guard(instruction)
-    if (match := _ASYNC_FENCE.fullmatch(opcode)) is not None:
+    if opcode == "fence.proxy.alias":
+        # Of two addresses of one place: there are none here.
+        count_operands(operands, 0)
+    elif _ONE_WAY_FENCE.fullmatch(opcode):
+        count_operands(operands, 0)
+        emitter.lines.append(f"F.proxy_fence('shared', {guard})")
+    elif (match := _ASYNC_FENCE.fullmatch(opcode)) is not None:
         count_operands(operands, 0)
         space = "both" if match["space"] is None else match["space"].split("::")[0]
         emitter.lines.append(f"F.proxy_fence({space!r}, {guard})")

@@ -43,6 +43,5 @@ def _reason(emitter: Builder, instruction: Instruction) -> str:
     function = emitter.module.function(called)
     if called in _HEAP:
         return f"{called} of device code takes memory from the GPU's heap, which the executor has not"
-    if function is None or function.body is None:
-        return f"{called} has no body in this module, and the executor links no other one"
-    return f"a recursive call of {called}"
+    assert function is None or function.body is None
+    return f"{called} has no body in this module, and the executor links no other one"

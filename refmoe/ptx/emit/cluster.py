@@ -27,10 +27,10 @@ _POLICY = re.compile(
 )
 _ADVICE = re.compile(
     r"prefetch(\.(global|local))?\.(L1|L2|L2::evict_(last|normal))|prefetchu\.L1|prefetch(\.(const|param))?\.tensormap"
-    r"|nanosleep\.u32|pmevent(\.mask)?|applypriority(\.global)?\.L2::evict_normal|griddepcontrol\.(launch_dependents|wait)"
+    r"|nanosleep\.u32|pmevent(\.mask)?|applypriority(\.global)?\.L2::evict_normal|discard(\.global)?\.L2|griddepcontrol\.(launch_dependents|wait)"
 )
 # Operands of those that do not take one address, or one number.
-_ADVISED = {"applypriority": 2, "griddepcontrol": 0}
+_ADVISED = {"applypriority": 2, "discard": 2, "griddepcontrol": 0}
 _COMPLETES = r"\.shared::cluster\.mbarrier::complete_tx::bytes"
 _STORE_ASYNC = re.compile(
     rf"st\.async(\.weak)?{_COMPLETES}(\.v(?P<count>[24]))?\.(?P<type>b32|b64|u32|u64|s32|s64|f32|f64)"

@@ -8,7 +8,8 @@ through the frame and puts back those that it wrote; a native piece does that by
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from refmoe.ptx.engine.native_state import NativeState
 from refmoe.ptx.engine.refusal import RefusedInstruction
 from refmoe.ptx.engine.slow import SlowSuspicion, Suspicion, slow_form
 from refmoe.ptx.engine.tensor.mma import Mma
-from refmoe.ptx.errors import Contraction, UnknownOpcode
+from refmoe.ptx.errors import Contraction
 from refmoe.ptx.native.context import EDGE_BITS, Edge, End, Meeting, Place, starts
 from refmoe.ptx.native.forms import is_native
 from refmoe.ptx.native.kernel import NativeKernel, PieceCode, compile_pieces, content_of
@@ -33,14 +34,14 @@ from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.ops.lanes import LANES
 from refmoe.ptx.program.blocks import Block, Program, build
 from refmoe.ptx.program.inline import inline_calls
-from refmoe.ptx.program.layout import lay_out
+from refmoe.ptx.program.layout import Layout, lay_out
 from refmoe.ptx.program.liveness import reads_unwritten
 from refmoe.ptx.program.pieces import Homes, Piece, cut
 from refmoe.ptx.program.registers import Usage, destinations_and_sources
 from refmoe.ptx.program.unwritten import unwritten
 from refmoe.ptx.program.warpgroup import may_touch
 from refmoe.ptx.text.parser import ParsedModule
-from refmoe.ptx.text.syntax import Function, Immediate, Instruction, Not, Operand, Register
+from refmoe.ptx.text.syntax import Function, Immediate, Instruction, Label, Not, Register
 
 
 def compile_entry(
@@ -48,7 +49,8 @@ def compile_entry(
 ) -> Code:
     """Compile an entry, instructions that nothing reaches included.
 
-    An opcode that does not exist becomes a `RefusedInstruction`: an error of the lanes that reach it.
+    An opcode that does not exist becomes a `RefusedInstruction`, and so do operands that do not fit: an error of the
+    lanes that reach it.
 
     Args:
         module: where it stands.
@@ -58,7 +60,6 @@ def compile_entry(
         view: how, for an observer.
 
     Raises:
-        UnknownOpcode: operands that do not fit their opcode.
         Contraction: see `strict`.
     """
 
@@ -80,7 +81,7 @@ def compile_entry(
     emitter = Emitter(module, layout)
     emitter.approximate = list(plan.approximate)
     emitter.watched = plan.watched
-    checked = {index: _checked(emitter, program.blocks[index], module.name) for index in sorted(plan.emitted)}
+    checked = {index: _checked(emitter, program.blocks[index]) for index in sorted(plan.emitted)}
     products = _native(emitter.products)
     kernel = compile_pieces(
         plan.content, program, homes, layout, plan.approximate, products, plan.unwritten, chained=not view.observed
@@ -143,7 +144,7 @@ def compile_entry(
         frozenset(shared[name] for name in plan.unwritten.registers),
         shared,
         _places(program, homes, kernel, gathers, runs=not view.observed),
-        ShadowedBlocks(plan, emitter, view, module.name, lambda block: _checked(emitter, block, module.name)),
+        ShadowedBlocks(plan, emitter, view, module.name, lambda block: _checked(emitter, block)),
     )
 
 
@@ -156,14 +157,24 @@ def _plan(module: ParsedModule, entry: Function, view: View) -> Plan:
     def natively(instruction: Instruction) -> bool:
         return view.native(instruction) and is_native(instruction) and instruction not in watched
 
-    program = build(flat, natively, view.apart)
-    if watched := may_touch(program):
+    def checked() -> tuple[Program, Layout, Emitter]:
+        nonlocal watched
+        watched = frozenset()
         program = build(flat, natively, view.apart)
-    layout = lay_out(flat, module)
-    emitter = Emitter(module, layout)
-    emitter.watched = watched
-    for block in program.blocks:
-        _checked(emitter, block, module.name)
+        if watched := may_touch(program):
+            program = build(flat, natively, view.apart)
+        layout = lay_out(flat, module)
+        emitter = Emitter(module, layout)
+        emitter.watched = watched
+        for block in program.blocks:
+            _checked(emitter, block)
+        return program, layout, emitter
+
+    program, layout, emitter = checked()
+    while emitter.misfits:
+        # What does not fit has no operands that anybody may look at.
+        flat = replace(flat, body=tuple(_without(each, emitter.misfits) for each in flat.body or ()))
+        program, layout, emitter = checked()
     homes = cut(program, natively, emitter.refused, view.alone)
     products = _native(emitter.products)
     maybe = unwritten(program)
@@ -187,37 +198,57 @@ def _plan(module: ParsedModule, entry: Function, view: View) -> Plan:
     )
 
 
-def unknown(instruction: Instruction, name: str, reason: str = "") -> UnknownOpcode:
-    """The error for an instruction whose operands do not fit."""
-    detail = f" ({reason})" if reason else ""
-    where = f" ({instruction.source})" if instruction.source else ""
-    what = f"unknown opcode {instruction.opcode}{detail}: {instruction.text}"
-    return UnknownOpcode.of(instruction, f"{name}:{instruction.line}{where}: {what}")
-
-
-def _checked(emitter: Emitter, block: Block, name: str) -> tuple[list[list[str]], str | None]:
+def _checked(emitter: Emitter, block: Block) -> tuple[list[list[str]], str | None]:
     """The Python statements of each instruction of a block, and the expression that it returns."""
     emitter.start_block(block.index)
     statements = []
-    current = block.terminator.instruction
+    for current in block.instructions:
+        emitter.lines = []
+        if (reason := _attempted(emitter, current, partial(_instruction, emitter, block, current))) is not None:
+            emitter.lines = [_refuse(emitter, current, reason)]
+        statements.append(emitter.lines)
+    last = block.terminator.instruction
+    if last is None:
+        return statements, None
+    result: list[str | None] = []
+    reason = _attempted(emitter, last, lambda: result.append(_terminator(emitter, block, last)))
+    return statements, result[0] if reason is None else _refuse(emitter, last, reason)
+
+
+def _attempted(emitter: Emitter, instruction: Instruction, emit: Callable[[], None]) -> str | None:
+    """Emit an instruction: why it is refused, or None. One whose operands do not fit is one of `misfits` too."""
     try:
-        for current in block.instructions:
-            emitter.lines = []
-            try:
-                emitter.instruction(current)
-            except isa.NoSuchInstruction as error:
-                emitter.lines = [_refuse(emitter, current, error.reason)]
-            statements.append(emitter.lines)
-        current = block.terminator.instruction
-        try:
-            return statements, None if current is None else _terminator(emitter, block, current)
-        except isa.NoSuchInstruction as error:
-            assert current is not None
-            return statements, _refuse(emitter, current, error.reason)
-    except (ValueError, IndexError) as error:
-        assert current is not None
-        # Too few operands end in an IndexError.
-        raise unknown(current, name, "too few operands" if isinstance(error, IndexError) else str(error)) from error
+        emit()
+    except isa.NoSuchInstruction as error:
+        return error.reason
+    except ValueError as error:
+        reason = str(error)
+    except IndexError:
+        # Whoever unpacks operands takes as many as there have to be.
+        reason = "too few operands"
+    else:
+        return None
+    emitter.misfits[_unguarded(instruction)] = reason
+    return reason
+
+
+def _unguarded(instruction: Instruction) -> Instruction:
+    # Blocks have the guards of some instructions as branches.
+    return replace(instruction, guard=None, negated=False)
+
+
+def _without(statement: Instruction | Label, misfits: Mapping[Instruction, str]) -> Instruction | Label:
+    """A statement, or what stands in the place of one that does not fit."""
+    reason = misfits.get(_unguarded(statement)) if isinstance(statement, Instruction) else None
+    return statement.refuse(reason) if isinstance(statement, Instruction) and reason is not None else statement
+
+
+def _instruction(emitter: Emitter, block: Block, instruction: Instruction) -> None:
+    if instruction.refused is not None:
+        raise isa.NoSuchInstruction(instruction.spelling, instruction.refused.reason)
+    emitter.instruction(instruction)
+    if block.gathers and instruction is block.instructions[0] and not (block.warpgroup or block.whole_warp):
+        _members(instruction)
 
 
 def _refuse(emitter: Emitter, instruction: Instruction, reason: str) -> str:
@@ -240,7 +271,9 @@ def _terminator(emitter: Emitter, block: Block, instruction: Instruction) -> str
         return emitter.value(instruction.operands[0], "b32")
     if kind == "barrier":
         return _barrier_operands(emitter, instruction)
-    emitter.spelled(instruction, "ret", "ret.uni", "exit", "trap")
+    emitter.spelled(instruction, "ret", "ret.uni", "exit", "trap", "brkpt")
+    if instruction.operands:
+        raise ValueError("no operands needed")
     return None
 
 
@@ -308,13 +341,19 @@ def _gather(block: Block, shared: dict[str, tuple[int, str]]) -> Gather:
         return Gather(instruction, None, np.uint32(0xFFFFFFFF), False, warps=4)
     if block.whole_warp:
         return Gather(instruction, None, np.uint32(0xFFFFFFFF), False)
-    member: Operand = instruction.operands[-1]
+    member = _members(instruction)
     is_barrier = instruction.opcode == "bar.warp.sync"
     if isinstance(member, Immediate):
         return Gather(instruction, None, np.uint32(member.value & 0xFFFFFFFF), is_barrier)
-    if not isinstance(member, Register):
-        raise unknown(instruction, "", "a member mask must be a register or a constant")
     return Gather(instruction, shared[member.name][0], None, is_barrier)
+
+
+def _members(instruction: Instruction) -> Immediate | Register:
+    """The member mask of an instruction that waits for some lanes of its warp."""
+    member = instruction.operands[-1]
+    if not isinstance(member, Immediate | Register) or (isinstance(member, Register) and member.kind != "b32"):
+        raise ValueError("a member mask must be a register of 32 bits or a constant")
+    return member
 
 
 def _probe(block: Block, usage: Usage, shared: dict[str, tuple[int, str]], emitter: Emitter) -> str:

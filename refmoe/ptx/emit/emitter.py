@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,11 +37,15 @@ from refmoe.ptx.text.syntax import (
 _FENCES = re.compile(
     r"membar\.(cta|gl|sys)|fence(\.(sc|acq_rel|acquire|release))?\.(cta|cluster|gpu|sys)|fence\.(sc|acq_rel)"
     r"|fence\.mbarrier_init\.release\.cluster"
+    r"|fence\.(acquire\.sync_restrict::shared::cluster|release\.sync_restrict::shared::cta)\.cluster"
 )
 _CVTA = re.compile(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|shared::cta|shared::cluster|local|const|param)\.u64")
 _ISSPACEP = re.compile(r"isspacep\.(?P<space>global|shared|shared::cta|shared::cluster|local|const|param|param::entry)")
+_REDUX_OF_FLOATS = re.compile(r"redux\.sync\.(?P<operation>min|max)(\.abs(\.NaN)?|\.NaN(\.abs)?)?\.f32")
+_HAS_REDUX_OF_FLOATS = ("sm_100", "sm_101", "sm_103")
 _ADVICE = (
-    "prefetch", "prefetchu", "nanosleep", "createpolicy", "applypriority", "setmaxnreg", "griddepcontrol", "pmevent",
+    "prefetch", "prefetchu", "nanosleep", "createpolicy", "applypriority", "discard", "setmaxnreg", "griddepcontrol",
+    "pmevent",
 )  # fmt: skip
 _TEXTURES = ("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep")
 
@@ -52,6 +56,32 @@ def matched(pattern: re.Pattern[str], instruction: Instruction) -> re.Match[str]
     if match is None:
         raise isa.NoSuchInstruction(instruction.opcode)
     return match
+
+
+def _check_constants(opcode: str, sources: Sequence[Operand]) -> None:
+    """Refuse what ptxas refuses: a constant of another kind than the last type of an opcode, as in `mov.f32 f, 1`.
+
+    Raises:
+        ValueError: there is one.
+    """
+    stem, *parts = opcode.split(".")
+    # These have sources of two types.
+    if stem == "slct" or not parts or {"rs", "pack"} & set(parts):
+        return
+    floating, integer = parts[-1] in ("f32", "f64"), parts[-1] in ("u16", "u32", "u64", "s16", "s32", "s64")
+    for each in sources:
+        if isinstance(each, Immediate) and floating and each.form == "int":
+            raise ValueError(f"an integer constant where .{parts[-1]} needs a floating-point one")
+        if isinstance(each, Immediate) and integer and each.form != "int":
+            raise ValueError(f"a floating-point constant where .{parts[-1]} needs an integer")
+
+
+def _part_bits(kind: str, vector: Vector) -> int:
+    """Bits of each element of a register that is packed or unpacked."""
+    count, fitting = len(vector.elements), [2, 4][: 1 + (BITS[kind] > 16)]
+    if count not in fitting:
+        raise ValueError(f"{' or '.join(map(str, fitting))} elements needed, not {count}")
+    return BITS[kind] // count
 
 
 class Emitter(Builder):
@@ -77,6 +107,7 @@ class Emitter(Builder):
             "match": self._match,
             "redux": self._redux,
             "elect": self._elect,
+            "movmatrix": partial(tensor.move_matrix, self),
             "bar": self._warp_barrier,
             "mbarrier": partial(async_copies.mbarrier, self),
             "cp": partial(async_copies.copy, self),
@@ -113,6 +144,7 @@ class Emitter(Builder):
             raise ValueError(f"{len(operation.sources)} sources and {len(operation.destinations)} destinations needed")
         if operation.contractible:
             self.contractions.append(instruction)
+        _check_constants(operation.opcode, sources)
         arguments = [self.value(operand, kind) for operand, kind in zip(sources, operation.sources, strict=True)]
         carry = self.local(CARRY)
         if operation.exact_when is not None:
@@ -152,7 +184,7 @@ class Emitter(Builder):
             self._compute(instruction)
 
     def _unpack(self, instruction: Instruction, destination: Vector, value: str, kind: str) -> None:
-        part = BITS[kind] // len(destination.elements)
+        part = _part_bits(kind, destination)
         self.lines.append(f"v0 = {value}")
         for position, element in enumerate(destination.elements):
             if isinstance(element, Sink):
@@ -163,7 +195,7 @@ class Emitter(Builder):
             self.assign(instruction, element, f"{shifted}.astype({self.dtype(f'b{part}')})", f"b{part}")
 
     def _pack(self, instruction: Instruction, destination: Operand, source: Vector, kind: str) -> None:
-        part = BITS[kind] // len(source.elements)
+        part = _part_bits(kind, source)
         parts = []
         for position, element in enumerate(source.elements):
             value = f"{self.value(element, f'b{part}')}.astype({self.dtype(kind)})"
@@ -342,6 +374,18 @@ class Emitter(Builder):
         self._exchange(instruction, warp.Match(mode), (kind, "b32"), ("b32", "pred"))
 
     def _redux(self, instruction: Instruction) -> None:
+        if (match := _REDUX_OF_FLOATS.fullmatch(instruction.opcode)) is not None:
+            target = self.module.target
+            if not target.startswith(_HAS_REDUX_OF_FLOATS):
+                raise isa.NoSuchInstruction(
+                    instruction.opcode, f"redux of .f32 is of sm_100a and sm_103a, not of {target}"
+                )
+            nan = ".NaN" if "NaN" in instruction.opcode else ""
+            function = isa.resolve(f"{match['operation']}{nan}.f32", 1, 2).function
+            magnitude = np.uint32(0x7FFFFFFF if ".abs" in instruction.opcode else 0xFFFFFFFF)
+            work = warp.Redux(function, lambda a: function(a & magnitude, a & magnitude))
+            self._exchange(instruction, work, ("b32", "b32"), ("b32",))
+            return
         self.spelled(
             instruction,
             *(f"redux.sync.{op}.{t}" for op in ("add", "min", "max") for t in ("u32", "s32")),

@@ -10,7 +10,7 @@ from refmoe.ptx import isa
 from refmoe.ptx.emit import plain
 from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.engine.loads_and_stores import Access, Store
-from refmoe.ptx.engine.tensor.matrix import PACKINGS, LoadMatrix, StoreMatrix
+from refmoe.ptx.engine.tensor.matrix import PACKINGS, LoadMatrix, MoveMatrix, StoreMatrix
 from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.text.spellings import accumulates_single
 from refmoe.ptx.text.syntax import Instruction, Operand, Register, Sink, Vector
@@ -166,6 +166,21 @@ _FORMS = (
         packed=True,
     ),
 )
+
+
+def move_matrix(emitter: Builder, instruction: Instruction) -> None:
+    """`movmatrix`: a matrix of 8x8 elements of 16 bits, transposed from registers to registers.
+
+    Raises:
+        isa.NoSuchInstruction: another spelling.
+        ValueError: its operands do not fit.
+    """
+    emitter.spelled(instruction, "movmatrix.sync.aligned.m8n8.trans.b16")
+    if len(instruction.operands) != 2:
+        raise ValueError("wrong number of operands")
+    destination, source = instruction.operands
+    call = emitter.call(MoveMatrix(instruction), emitter.value(source, "b32"))
+    emitter.assign(instruction, destination, call, "b32")
 
 
 def multiply(emitter: Builder, instruction: Instruction) -> None:

@@ -413,7 +413,9 @@ class Machine(Runner):
             assert terminator.instruction is not None
             fields = self.at(int(np.argmax(mask)), terminator.instruction)
             where = f"block {fields['block']} thread {fields['thread']}"
-            raise Trap(f"trap in {where}; {self.describe(terminator.instruction)}", **fields)
+            # Without a debugger a breakpoint ends the kernel.
+            what = terminator.instruction.opcode
+            raise Trap(f"{what} in {where}; {self.describe(terminator.instruction)}", **fields)
 
     def _branch(self, place: int, turn: int, mask: Array, frame: Frame, result: Any) -> None:
         targets = self.code.program.blocks[place].terminator.targets

@@ -75,6 +75,10 @@ class MbarrierTable:
     def slots(self, frame: Frame, access: Access, address: Array, lanes: Array) -> Array:
         """Index of each lane's address in shared memory, in units of an object."""
         shared = self.machine.shared
+        if not shared.stride:
+            raise self.machine.misuse(
+                access.instruction, lanes[0], "a barrier in shared memory, which the block has not"
+            )
         if self._numbers is None:
             self._numbers = np.zeros(shared.data.size // OBJECT_BYTES, np.int64)
         found = np.zeros(len(lanes), np.int64)

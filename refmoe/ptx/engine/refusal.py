@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refmoe.ptx.engine.frame import Frame
-from refmoe.ptx.errors import UnknownOpcode
+from refmoe.ptx.errors import ParseError, UnknownOpcode
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -14,18 +14,24 @@ Array = Any
 
 @dataclass(frozen=True)
 class RefusedInstruction:
-    """What stands in the place of an instruction. `reason`: what is missing, where that is not the opcode itself."""
+    """What stands in the place of an instruction. `reason`: what is wrong, where that is not the opcode itself."""
 
     instruction: Instruction
     reason: str
 
     def __call__(self, frame: Frame, guard: Array | None) -> None:
-        """Raises UnknownOpcode if the guard of a lane is on."""
+        """Raises if the guard of a lane is on: a ParseError where the text is no PTX, else an UnknownOpcode."""
         lane = frame.first_active(guard)
         if lane is None:
             return
         block, thread = frame.machine.place_of(lane)
-        detail = f" ({self.reason})" if self.reason else ""
-        what = f"unknown opcode {self.instruction.opcode}{detail}"
-        message = f"block {block} thread {thread}: {what}; {frame.machine.describe(self.instruction)}"
-        raise UnknownOpcode.of(self.instruction, message, block, thread)
+        where = f"block {block} thread {thread}"
+        described = frame.machine.describe(self.instruction)
+        refused = self.instruction.refused
+        if refused is not None and not refused.is_ptx:
+            line = self.instruction.line
+            message = f"{where}: {refused.reason}; {described}"
+            raise ParseError(message, line=line, name=frame.machine.launch.name, block=block, thread=thread)
+        opcode = self.instruction.spelling
+        what = f"cannot execute {opcode} ({self.reason})" if self.reason else f"unknown opcode {opcode}"
+        raise UnknownOpcode.of(self.instruction, f"{where}: {what}; {described}", block, thread)

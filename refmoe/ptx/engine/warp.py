@@ -120,14 +120,17 @@ class Match:
 
 @dataclass(frozen=True)
 class Redux:
-    """`redux.sync`: the members' values folded in lane order by `function(a, b)`."""
+    """`redux.sync`: the members' values, as `of_each` makes them, folded in lane order by `function(a, b)`."""
 
     function: Callable[..., Any]
+    of_each: Callable[[Array], Array] | None = None
 
     def __call__(self, frame: Frame, a: Array, member: Array) -> Array:
         """The reduction, in each lane."""
         present = _present(frame, member).reshape(-1, 32)
         values = frame.to_all(a).reshape(-1, 32)
+        if self.of_each is not None:
+            values = self.of_each(values)
         result = np.zeros_like(values)
         started = np.zeros(values.shape, bool)
         for lane in range(32):

@@ -27,7 +27,7 @@ _SIGNAL = re.compile(
 )
 # Arrivals that tell nobody anything.
 _WAITS = re.compile(r"mbarrier\.(try_wait|test_wait|pending_count|init).*|cp\.async\.bulk\.(wait|commit)_group.*")
-_ENDS = ("ret", "exit", "trap")
+_ENDS = ("ret", "exit", "trap", "brkpt")
 _STORES = ("st", "red", "bra", "brx", "call")
 
 

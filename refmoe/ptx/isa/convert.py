@@ -8,7 +8,7 @@ import numpy as np
 
 from refmoe.ptx.isa import convert_narrow, exact64
 from refmoe.ptx.isa.floating import rectify, saturate
-from refmoe.ptx.isa.floats import BF16, F32, F64, FLOATS, Float, canonical, decode, flush, is_nan, kind_of
+from refmoe.ptx.isa.floats import BF16, F16, F32, F64, FLOATS, Float, canonical, decode, flush, is_nan, kind_of
 from refmoe.ptx.isa.lanes import SIGNED, UNSIGNED, signed
 from refmoe.ptx.isa.operation import Array, Function, Operation
 from refmoe.ptx.isa.rounding import ROUNDINGS, add_to_odd, encode
@@ -191,6 +191,41 @@ def _to_half(spelling: Spelling, rounding: str) -> Operation | None:
     return Operation(spelling.opcode, pair, ("b32", "b32"), ("b32",))
 
 
+def _by_random_bits(spelling: Spelling) -> Operation:
+    """cvt.rs{.relu}{.satfinite}.{f16x2,bf16x2}.f32 d, a, b, bits: away from zero where a sum carries.
+
+    The sum is that of what is cut off and of bits: a takes the upper 16 of them and b the lower, f16 13 (PTX ISA, cvt,
+    ".rs"). Not said is how they are added where more than 13 are cut off, at subnormal f16, and what overflows gives.
+    """
+    relu = spelling.flag("relu")
+    satfinite = spelling.flag("satfinite")
+    relu = relu or spelling.flag("relu")
+    to = FLOATS[spelling.need("f16x2", "bf16x2").removesuffix("x2")]
+    spelling.type("f32")
+    cut = F32.mantissa - to.mantissa
+    low = np.uint32((1 << cut) - 1)
+    clamp = _satfinite(to)
+
+    def one(a: Array, bits: Array) -> Array:
+        magnitude = (a & np.uint32(F32.sign - 1)) + (bits & low) & ~low
+        carried = np.where(is_nan(a, F32), a, (a & np.uint32(F32.sign)) | magnitude)
+        result = _float_to_float(to, F32, "rz")(carried)
+        if satfinite:
+            result = clamp(result)
+        return rectify(result, to) if relu else result
+
+    def function(a: Array, b: Array, bits: Array) -> Array:
+        return (one(a, bits >> 16).astype(np.uint32) << 16) | one(b, bits & 0xFFFF)
+
+    def said(a: Array) -> Array:
+        magnitude = a & np.uint32(F32.sign - 1)
+        largest = np.uint32(0x477FE000 if to is F16 else 0x7F7F0000)
+        least = np.uint32(0x38800000 if to is F16 else 0)
+        return is_nan(a, F32) | (magnitude == 0) | ((magnitude >= least) & (magnitude <= largest))
+
+    return Operation(spelling.opcode, function, ("b32",) * 3, ("b32",), exact_when=lambda a, b, bits: said(a) & said(b))
+
+
 def _to_tf32(spelling: Spelling, rounding: str) -> Operation:
     """cvt.{rna,rn,rz}{.satfinite}{.relu}.tf32.f32: 10 fraction bits in a b32, the low 13 bits zero.
 
@@ -233,6 +268,8 @@ def _cvt(spelling: Spelling) -> Operation:
         return convert_narrow.cvt(spelling)
     if spelling.flag("pack"):
         return _pack(spelling)
+    if spelling.flag("rs"):
+        return _by_random_bits(spelling)
     rounding = spelling.take(*_TO_INTEGRAL, *ROUNDINGS, "rna")
     if spelling.has("tf32") and rounding in ("rna", "rn", "rz"):
         return _to_tf32(spelling, rounding)

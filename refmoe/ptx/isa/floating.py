@@ -40,6 +40,10 @@ _FAITHFUL: dict[str, Callable[..., Array]] = {
 }
 
 
+#: The NaN of 16 bits that tensor copies load outside a tensor (seen on an H200).
+OUT_OF_BOUNDS = 0x7FF7
+
+
 def _fma_nearest(a: Array, b: Array, c: Array) -> Array:
     """fma.rn.f32: the float64 sum of the exact product is right unless it looks like a tie of float32."""
     x, y, z = (decode(v, F32) for v in (a, b, c))
@@ -179,6 +183,8 @@ def _widening(operation: Operation, narrow_type: str, count: int) -> Operation:
 
 def _fma(spelling: Spelling) -> Operation:
     """fma.rnd{.ftz}{.sat|.relu}; `mad` in floating point is the same instruction."""
+    if spelling.mnemonic == "fma" and spelling.has("oob"):
+        return _fma_out_of_bounds(spelling)
     rounding = spelling.need(*ROUNDINGS)
     ftz = spelling.flag("ftz")
     clamp = spelling.take("sat", "relu")
@@ -199,6 +205,33 @@ def _fma(spelling: Spelling) -> Operation:
     function = _compose(rounded("fma", format, rounding), format, ftz, clamps[clamp], tiny)
     operation = _finish(spelling, type_name, function, 3, contractible=False)
     return _widening(operation, narrow_type, 2) if narrow_type else operation
+
+
+def _fma_out_of_bounds(spelling: Spelling) -> Operation:
+    """fma.rn.oob{.relu|.sat}: +0 where a factor is what a tensor copy loads outside its tensor, each half for itself.
+
+    That is one NaN. The manual says "either of the operands"; whether an addend of that kind counts is open.
+    """
+    spelling.need("rn")
+    spelling.need("oob")
+    clamp = spelling.take("sat", "relu")
+    type_name = spelling.type("f16", "f16x2", *(() if clamp == "sat" else ("bf16", "bf16x2")))
+    format = FLOATS[type_name.removesuffix("x2")]
+    clamps: dict[str, Function | None] = {"sat": saturate, "relu": rectify, "": None}
+    plain = _compose(rounded("fma", format, "rn"), format, False, clamps[clamp])
+    outside = format.word(OUT_OF_BOUNDS)
+
+    def function(a: Array, b: Array, c: Array) -> Array:
+        return np.where((a == outside) | (b == outside), format.word(0), plain(a, b, c))
+
+    def exact(a: Array, b: Array, c: Array) -> Array:
+        halves = (c & 0xFFFF, c >> 16) if type_name.endswith("x2") else (c,)
+        open_ = np.zeros_like(c, dtype=np.bool_)
+        for half in halves:
+            open_ = open_ | (half == OUT_OF_BOUNDS)
+        return ~open_
+
+    return replace(_finish(spelling, type_name, function, 3, contractible=False), exact_when=exact)
 
 
 def exact_quotient(spelling: Spelling) -> Operation:

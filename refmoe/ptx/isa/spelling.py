@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from refmoe.ptx.isa.errors import NoSuchInstruction
 
 # The order in which the manual has the modifiers of floating-point instructions.
@@ -12,6 +14,28 @@ _RANKS = {
 }
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
 _COMPARING = {**dict.fromkeys((*_COMPARISONS, "and", "or", "xor"), 0), "ftz": 1}
+
+
+# Types, which keep their order: it says which is which.
+_TYPE = re.compile(r"([busf]|bf)\d+(x\d)?|e\dm\dx\d|ue8m0x\d|tf32|pred")
+# The order of what else stands in front of them. What is not here comes first, in the order written.
+_PLACES = {
+    part: place
+    for place, part in enumerate(("ftz", "oob", "NaN", "xorsign", "abs", "cc", "sat", "relu", "satfinite"), 1)
+} | dict.fromkeys(("rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi", "rna", "rs", "approx", "full"), -1)
+
+
+def in_order(opcode: str) -> str:
+    """A spelling with its modifiers in the manual's order and its types behind them: ptxas takes any order.
+
+    `max.s16x2.relu` is `max.relu.s16x2`, and `cvt.bf16x2.f32.relu.rn` is `cvt.rn.relu.bf16x2.f32`.
+    """
+    stem, *parts = opcode.split(".")
+    types = [part for part in parts if _TYPE.fullmatch(part)]
+    rest = [part for part in parts if not _TYPE.fullmatch(part)]
+    if len(set(rest)) < len(rest):
+        return opcode
+    return ".".join([stem, *sorted(rest, key=lambda part: _PLACES.get(part, 0)), *types])
 
 
 class Spelling:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 from refmoe.ptx.isa import approximate, bits, compare, convert, fields, floating, integer
+from refmoe.ptx.isa.errors import NoSuchInstruction
 from refmoe.ptx.isa.floats import FLOATS
 from refmoe.ptx.isa.operation import Operation
-from refmoe.ptx.isa.spelling import Spelling
+from refmoe.ptx.isa.spelling import Spelling, in_order
 
 Builders = Mapping[str, Callable[[Spelling], Operation]]
 
@@ -31,6 +32,15 @@ def resolve(opcode: str, destinations: int = 1, sources: int = 0) -> Operation:
         NoSuchInstruction: there is no such instruction here, its modifiers do not go together, or it has no form with
             two destinations.
     """
+    try:
+        return _resolved(opcode, destinations, sources)
+    except NoSuchInstruction:
+        if (ordered := in_order(opcode)) == opcode:
+            raise
+    return _resolved(ordered, destinations, sources)
+
+
+def _resolved(opcode: str, destinations: int, sources: int) -> Operation:
     spelling = Spelling(opcode)
     if spelling.mnemonic == "setp":
         operation = compare.setp(spelling, destinations)

@@ -28,6 +28,8 @@ def is_native(instruction: Instruction) -> bool:
     if stem in ("ld", "st"):
         opcode = memory_opcode(instruction.opcode)
         return opcode is not None and not opcode.strong and opcode.size * opcode.count <= LANES
+    if stem == "redux" and instruction.opcode.endswith(".f32"):
+        return False
     if stem in ("cvta", "shfl", "vote", "redux", "elect", "activemask") or instruction.opcode == "bar.warp.sync":
         # Their guards are branches.
         return True

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 from refmoe.ptx.isa.errors import NoSuchInstruction
-from refmoe.ptx.isa.spelling import Spelling
+from refmoe.ptx.isa.spelling import Spelling, in_order
 from refmoe.ptx.ops import approximate, bits, compare, convert, fields, floating, integer
 from refmoe.ptx.ops.lanes import Lowering
 
@@ -29,6 +29,13 @@ def lowering(opcode: str, destinations: int = 1, sources: int = 0) -> Lowering |
     The arguments are those of `refmoe.ptx.isa.resolve`, and the values it takes and gives are of the kinds that the
     `Operation` lists; a carry comes last, in and out.
     """
+    found = _lowered(opcode, destinations)
+    if found is None and (ordered := in_order(opcode)) != opcode:
+        return _lowered(ordered, destinations)
+    return found
+
+
+def _lowered(opcode: str, destinations: int) -> Lowering | None:
     mnemonic = opcode.split(".")[0]
     builds = [builders[mnemonic] for builders in _builders() if mnemonic in builders]
     if mnemonic == "setp":
@@ -47,6 +54,8 @@ def lowering(opcode: str, destinations: int = 1, sources: int = 0) -> Lowering |
 @cache
 def exactness(opcode: str) -> Lowering | None:
     """The lanes in which an instruction's result is exactly that of hardware, or None where no native code says."""
+    # The type that says what an instruction divides stands last.
+    opcode = in_order(opcode)
     mnemonic, kind = opcode.split(".")[0], opcode.split(".")[-1]
     if mnemonic in ("div", "rem") and kind[0] in "us":
         return integer.has_divisor

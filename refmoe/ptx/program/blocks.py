@@ -19,12 +19,14 @@ from refmoe.ptx.text.spellings import LEGACY
 from refmoe.ptx.text.syntax import Function, Instruction, Label, Special, Symbol
 
 # Instructions that end a block because their lanes may not go on at once, or at all.
-_STOPS = {"ret": "exit", "exit": "exit", "trap": "trap", "bar": "barrier", "barrier": "barrier"}
+_STOPS = {
+    "ret": "exit", "exit": "exit", "trap": "trap", "brkpt": "trap", "bar": "barrier", "barrier": "barrier",
+}  # fmt: skip
 # Warp-level instructions that wait for other lanes begin a block: lanes gather at its start. Those without `.sync` take
 # the lanes that are there.
 _GATHERS = ("shfl", "vote", "match", "redux", "elect")
 # Those that every lane of the warp runs: they have no mask, and need not gather again after one another.
-_WHOLE_WARP = ("mma", "wmma", "wgmma", "ldmatrix", "stmatrix", "setmaxnreg")
+_WHOLE_WARP = ("mma", "wmma", "wgmma", "ldmatrix", "stmatrix", "movmatrix", "setmaxnreg")
 # Of these every lane of four warps runs each.
 _WARPGROUP = "wgmma"
 # An access that is one of these is strong.

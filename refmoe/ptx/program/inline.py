@@ -38,22 +38,28 @@ BUILTINS: dict[str, tuple[str | None, tuple[str, ...]]] = {
 }
 # Bodies that one entry may take in: nested indirect calls multiply.
 _MOST = 4096
+# Calls of a function within itself that are followed: the deepest with which an entry takes in so few bodies.
+_DEPTHS = (64, 32, 16, 12, 10, 8, 7, 6, 5, 4, 3, 2, 1, 0)
+_MOST_RECURSIVE = 256
 
 
 def inline_calls(entry: Function, module: ParsedModule) -> Function:
     """`entry` without calls of functions that have a body.
 
+    A call that does not fit the function that it names is an error of the lanes that reach it.
+
     Raises:
-        UnknownOpcode: a call that does not fit the function that it names.
-        ParseError: the body of a function that it may call is no PTX.
+        ParseError: the body of a function that it may call has no end.
     """
     assert entry.body is not None
     if not any(isinstance(statement, Instruction) and _is_call(statement) for statement in entry.body):
         return entry
-    work = _Inliner(entry, module)
-    return replace(
-        entry, body=tuple(work.expand(entry.body, (entry.name,))), variables=work.variables, tables=work.tables
-    )
+    for depth in _DEPTHS:
+        work = _Inliner(entry, module, depth)
+        body = tuple(work.expand(entry.body, (entry.name,)))
+        if not work.recursive or work.bodies <= _MOST_RECURSIVE:
+            break
+    return replace(entry, body=body, variables=work.variables, tables=work.tables)
 
 
 def _is_call(instruction: Instruction) -> bool:
@@ -61,9 +67,13 @@ def _is_call(instruction: Instruction) -> bool:
 
 
 class _Inliner:
-    def __init__(self, entry: Function, module: ParsedModule) -> None:
+    def __init__(self, entry: Function, module: ParsedModule, depth: int) -> None:
         self.entry = entry
         self.module = module
+        self.depth = depth
+        # Whether a function calls itself, and how many bodies were taken in.
+        self.recursive = False
+        self.bodies = 0
         self.variables = dict(entry.variables)
         self.tables = dict(entry.tables)
         self.count = 0
@@ -79,7 +89,10 @@ class _Inliner:
         return result
 
     def call(self, instruction: Instruction, stack: tuple[str, ...]) -> list[Statement]:
-        results, target, arguments = _parts(instruction)
+        called = _parts(instruction)
+        if called is None:
+            return [instruction.refuse("no call of a function or of a register")]
+        results, target, arguments = called
         if self.count >= _MOST:
             raise _refused(instruction, f"call number {_MOST + 1} of {stack[0]}, calls within calls included")
         if isinstance(target, Register):
@@ -89,10 +102,17 @@ class _Inliner:
             if target.name not in BUILTINS:
                 return [instruction]
             return self.around(instruction, self.builtin(instruction, results, target, arguments))
-        if callee.name in stack:
-            return [instruction]
+        depth = stack.count(callee.name)
+        self.recursive |= depth > 0
+        if depth > self.depth or callee.name == self.entry.name:
+            what = f"a recursive call of {callee.name}, of which the executor follows {self.depth} within one another"
+            return [instruction.refuse(what)]
+        if self.recursive and self.depth > 0 and self.bodies > _MOST_RECURSIVE:
+            # This depth is too much: nothing of it is kept.
+            return []
+        self.bodies += 1
         if (len(results), len(arguments)) != (len(callee.results), len(callee.parameters)):
-            raise _refused(instruction, f"a call that does not fit {callee.name}")
+            return [instruction.refuse(f"a call that does not fit {callee.name}")]
         return self.around(instruction, self.direct(instruction, results, callee, arguments, stack))
 
     def around(self, instruction: Instruction, body: list[Statement]) -> list[Statement]:
@@ -230,7 +250,8 @@ class _Inliner:
             for statement in (function.body if function is not None else None) or ():
                 if isinstance(statement, Label) or statement.opcode.split(".")[0] in ("bra", "brx"):
                     continue
-                called = _parts(statement)[1] if _is_call(statement) else None
+                parts_of_call = _parts(statement) if _is_call(statement) else None
+                called = None if parts_of_call is None else parts_of_call[1]
                 for operand in statement.operands:
                     for part in parts(operand):
                         if not isinstance(part, Symbol):
@@ -243,7 +264,7 @@ class _Inliner:
                             if part.name not in reached:
                                 reached.append(part.name)
             for table in tables:
-                for _, _, symbol in module.variables[table].relocations:
+                for _, _, symbol, _ in module.variables[table].relocations:
                     if symbol.name in module.variables and symbol.name not in tables:
                         tables.append(symbol.name)
                     elif symbol.name in module.declared:
@@ -259,7 +280,7 @@ class _Inliner:
         """A call of a function of the driver: its operands in registers."""
         result, kinds = BUILTINS[target.name]
         if len(arguments) != len(kinds) or len(results) != (result is not None):
-            raise _refused(instruction, f"a call that does not fit {target.name}")
+            return [instruction.refuse(f"a call that does not fit {target.name}")]
         before: list[Statement] = []
         after: list[Statement] = []
         operands: list[Operand] = []
@@ -281,11 +302,10 @@ class _Inliner:
         return [*before, made, *after]
 
 
-def _parts(instruction: Instruction) -> tuple[tuple[Operand, ...], Symbol | Register, tuple[Operand, ...]]:
+def _parts(instruction: Instruction) -> tuple[tuple[Operand, ...], Symbol | Register, tuple[Operand, ...]] | None:
     """(results, what is called, arguments) of a call; its list of targets or its prototype says nothing more.
 
-    Raises:
-        UnknownOpcode: these are not the operands of a call.
+    None if these are not the operands of a call.
     """
     operands = list(instruction.operands)
 
@@ -300,7 +320,7 @@ def _parts(instruction: Instruction) -> tuple[tuple[Operand, ...], Symbol | Regi
     arguments = group()
     named = operands.pop(0) if operands and isinstance(target, Register) else None
     if not isinstance(target, Symbol | Register) or operands or not isinstance(named, Symbol | None):
-        raise _refused(instruction, "no call of a function or of a register")
+        return None
     return results, target, arguments
 
 

@@ -89,8 +89,8 @@ def lay_out(entry: Function, module: ParsedModule) -> Layout:
     buffers = {v.name: v for v in (*module.variables.values(), *own) if v.space in ("global", "const")}
     wanted = [name for name in buffers if name in used]
     for name in wanted:
-        wanted.extend(s.name for _, _, s in buffers[name].relocations if s.name in buffers and s.name not in wanted)
-    used |= {symbol.name for name in wanted for _, _, symbol in buffers[name].relocations}
+        wanted.extend(s.name for _, _, s, _ in buffers[name].relocations if s.name in buffers and s.name not in wanted)
+    used |= {symbol.name for name in wanted for _, _, symbol, _ in buffers[name].relocations}
     for name in module.declared:
         address = code_address(module.declared, name) if name in used and name not in addresses else None
         if address is not None:

@@ -13,7 +13,7 @@ CARRY = Register("%cc.cf", "pred")
 # Instructions whose first operand is not a destination.
 _NO_DESTINATION = frozenset((
     "st", "red", "bra", "brx", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu", "nanosleep",
-    "pmevent", "applypriority", "setmaxnreg", "griddepcontrol", "ret", "exit", "trap", "cp",
+    "pmevent", "applypriority", "setmaxnreg", "griddepcontrol", "ret", "exit", "trap", "brkpt", "discard", "cp",
 ))  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def results_and_uses(instruction: Instruction) -> tuple[list[Register], list[Reg
     stem = instruction.opcode.split(".")[0]
     if stem in ("addc", "subc", "madc"):
         read.append(CARRY)
-    if stem in ("add", "sub", "mad", "addc", "subc", "madc") and ".cc." in instruction.opcode:
+    if stem in ("add", "sub", "mad", "addc", "subc", "madc") and "cc" in instruction.opcode.split("."):
         written.append(CARRY)
     if is_product(instruction):
         read += written

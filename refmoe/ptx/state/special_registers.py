@@ -4,7 +4,8 @@ Clocks count what the launch has run: see `Ticks`. Where a chip would say someth
 describe one with a single multiprocessor on which this launch is alone: `%smid` 0 of `%nsmid` 1, `%gridid` 1, and 1024
 bytes of shared memory that the system keeps, below the block's own. `%envreg1` and `%envreg2` are the address of a
 cooperative launch's workspace, and the other `%envreg<n>` are 0, as these are in a launch that is not cooperative.
-Performance counters (`%pm<n>`) do not exist here.
+Performance counters (`%pm<n>`, `%pm<n>_64`) are 0: what they count on a chip is set from outside, and PTX leaves their
+values open.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _VECTORS = ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluste
 _MASKS = ("lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt")
 
 _ENVIRONMENT = 32
+_COUNTERS = 8
 # Registers that change while lanes run: (kind, first bit of the counter).
 CLOCKS: dict[str, tuple[str, int]] = {
     "%clock": ("b32", 0),
@@ -47,6 +49,8 @@ _CONSTANTS: dict[str, np.generic] = {
     "%current_graph_exec": np.uint64(0),
     "%reserved_smem_offset_cap": np.uint32(RESERVED_BYTES),
     **{f"%envreg{number}": np.uint32(0) for number in range(_ENVIRONMENT)},
+    **{f"%pm{number}": np.uint32(0) for number in range(_COUNTERS)},
+    **{f"%pm{number}_64": np.uint64(0) for number in range(_COUNTERS)},
 }
 
 # Register kind of each, as PTX spells it.

@@ -54,6 +54,8 @@ class Cursor:
 
     def fail(self, message: str, line: int | None = None) -> NoReturn:
         """Raise a ParseError at `line`, by default that of the next token."""
+        if line is None and self.token.kind == "stray":
+            message = f"unexpected {self.token.text!r}"
         line = self.token.line if line is None else line
         raise ParseError(f"{self.name}:{line}: {message}", line=line, name=self.name)
 
@@ -63,11 +65,6 @@ class Cursor:
             self.fail(f"expected {wanted}, found {self.token.text!r}")
         return lexer.immediate(self.take().text)
 
-    def signed_integer(self) -> int:
-        """Take an offset behind a name: `+4`, `+-8` or `-8`."""
-        self.accept("+")
-        return self.integer()
-
     def integer(self) -> int:
         """Take an integer with its sign."""
         negative = self.accept("-")
@@ -75,3 +72,15 @@ class Cursor:
         if value.form != "int":
             self.fail("expected an integer")
         return -value.value if negative else value.value
+
+    def end_of_statement(self, start: int) -> int | None:
+        """Where the semicolon of the statement that begins at `start` is; None if its braces or the text end before."""
+        depth = 0
+        for place in range(start, len(self.tokens)):
+            text = self.tokens[place].text
+            if text == ";":
+                return place
+            depth += (text == "{") - (text == "}")
+            if depth < 0:
+                return None
+        return None

@@ -13,7 +13,8 @@ from refmoe.ptx.text.syntax import Immediate
 
 
 class Token(NamedTuple):
-    """`kind` is `"word"` (identifier or opcode), `"directive"`, `"number"`, `"string"`, `"punctuation"` or `"end"`.
+    """`kind` is `"word"` (identifier or opcode), `"directive"`, `"number"`, `"string"`, `"punctuation"`, `"end"`, or
+    `"stray"`: text that begins no token.
 
     A function's body, from brace to brace, is one token of kind `"body"` where only the module around it is read.
     """
@@ -30,11 +31,11 @@ _TOKEN = re.compile(
     |(?P<newline>\n)
     |(?P<comment>/\*.*?\*/)
     |(?P<number>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b|0[xX][0-9a-fA-F]+U?\b|0[bB][01]+U?\b
-        |\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|(?:0[0-7]*|[1-9]\d*)U?(?![\w.]))
+        |\d+\.\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|(?:0[0-7]*|[1-9]\d*)U?(?![\w.]))
     |(?P<word>[%$A-Za-z_][\w$]*(?:(?:\.|::)[A-Za-z0-9_]+)*)
     |(?P<directive>\.[A-Za-z_]\w*(?:::\w+)*)
     |(?P<string>"[^"\n]*")
-    |(?P<punctuation>[{}\[\]()<>,;:@!|=+\-~])""",
+    |(?P<punctuation><<|>>|[<>=!]=|&&|\|\||[{}\[\]()<>,;:@!|=+\-~*/&^?])""",
     re.VERBOSE | re.DOTALL,
 )
 
@@ -82,6 +83,7 @@ def tokenize(
     position: int = 0,
     end: int | None = None,
     whole: Mapping[int, int] = MappingProxyType({}),
+    strays: bool = False,
 ) -> list[Token]:
     """Tokens of `text`, ended by one of kind `"end"`.
 
@@ -93,9 +95,10 @@ def tokenize(
         end: where to end; None for the end of the text.
         whole: where the bodies that become one token, and the sections that become none, begin and end; see `outline`.
             A section holds a byte a line.
+        strays: whether a character that starts no token becomes one, which the statement around it cannot take.
 
     Raises:
-        ParseError: a character that starts no token.
+        ParseError: a character that starts no token, unless `strays`.
     """
     tokens = []
     end = len(text) if end is None else end
@@ -110,7 +113,11 @@ def tokenize(
         match = match_at(text, position, end)
         if match is None:
             found = text[position : position + 20].split("\n")[0]
-            raise ParseError(f"{name}:{line}: unexpected {found!r}", line=line, name=name)
+            if not strays:
+                raise ParseError(f"{name}:{line}: unexpected {found!r}", line=line, name=name)
+            tokens.append(Token("stray", found, line, position, position + 1))
+            position += 1
+            continue
         kind = match.lastgroup
         position = match.end()
         if kind == "newline":

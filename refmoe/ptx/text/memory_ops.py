@@ -75,9 +75,12 @@ class MemoryOpcode:
 def memory_opcode(spelling: str) -> MemoryOpcode | None:
     """The parts of `spelling`, or None if it is no load, store or atomic that exists."""
     stem, *parts = spelling.split(".")
-    if stem not in _CACHE or not parts:
+    # The type stands last in the manual; ptxas takes the parts in any order.
+    kinds = [part for part in parts if part in _ATOMIC_TYPES]
+    if stem not in _CACHE or len(kinds) != 1:
         return None
-    kind = parts.pop()
+    (kind,) = kinds
+    parts.remove(kind)
     space, count, semantics, operation = "generic", 1, "", None
     hinted, scope = False, ""
     seen: set[str] = set()

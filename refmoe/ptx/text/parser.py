@@ -11,10 +11,12 @@ import pickle
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 from typing import cast
 
 from refmoe.native import cache as kept
-from refmoe.ptx.text import lexer
+from refmoe.ptx.errors import ParseError
+from refmoe.ptx.text import expressions, lexer
 from refmoe.ptx.text.cursor import Cursor
 from refmoe.ptx.text.legacy import modernised
 from refmoe.ptx.text.literals import literal_bits
@@ -226,51 +228,77 @@ class _Parser(Cursor):
     def declarator(self, space: str, align: int, kind: str, pointer: bool) -> Variable:
         name = self.word()
         element = type_bits(kind) // 8
-        count = 1
+        sizes: list[int] = []
         while self.accept("["):
-            count *= 0 if self.at("]") else self.integer()
+            sizes.append(0 if self.at("]") else self.integer())
             self.expect("]")
-        initial, relocations = self.initialiser(kind) if self.accept("=") else (None, ())
+        count = prod(sizes)
+        strides = tuple(prod(sizes[place + 1 :]) for place in range(len(sizes)))
+        initial, relocations = self.initialiser(kind, strides) if self.accept("=") else (None, ())
         size = max(count * element, len(initial or b""))
         return Variable(name, space, size, align or element, kind, pointer, initial, relocations)
 
-    def initialiser(self, kind: str) -> tuple[bytes, tuple[tuple[int, int, Symbol], ...]]:
+    def initialiser(
+        self, kind: str, strides: tuple[int, ...]
+    ) -> tuple[bytes, tuple[tuple[int, int, Symbol, int], ...]]:
+        """The first bytes of a variable, and the addresses in them. `strides`: elements of each part of an array."""
         size = type_bits(kind) // 8
-        data, relocations = bytearray(), []
+        data = bytearray()
+        relocations: list[tuple[int, int, Symbol, int]] = []
 
-        def one() -> None:
+        def one(strides: tuple[int, ...]) -> None:
             if self.accept("{"):
                 while not self.accept("}"):
-                    one()
+                    start, is_row = len(data), self.at("{")
+                    one(strides[1:])
+                    if is_row and strides[1:]:
+                        # It may not be written to its end.
+                        data.extend(bytes(max(0, start + strides[0] * size - len(data))))
                     self.accept(",")
                 return
-            if self.token.kind == "word":
-                name = self.word()
-                if name == "generic" and self.accept("("):
-                    name = self.word()
-                    self.expect(")")
-                offset = self.integer() if self.accept("+") else 0
-                relocations.append((len(data), size, Symbol(name, offset)))
+            following = self.tokens[self.position + 1].text
+            if self.token.kind == "word" and self.token.text != "WARP_SZ":
+                relocations.append((len(data), size, self.addressed(), 0))
                 data.extend(bytes(size))
-                return
-            data.extend(self.number(kind).to_bytes(size, "little"))
+            elif self.token.kind == "number" and following == "(":
+                # `0xff00(name)`: one byte of an address.
+                shift = self.masked(size)
+                relocations.append((len(data), size, self.addressed(), shift))
+                self.expect(")")
+                data.extend(bytes(size))
+            else:
+                data.extend(self.number(kind).to_bytes(size, "little"))
 
-        one()
+        one(strides)
         return bytes(data), tuple(relocations)
 
+    def addressed(self) -> Symbol:
+        """`name`, `name+4` or `generic(name)+4`."""
+        name = self.word()
+        if name == "generic" and self.accept("("):
+            name = self.word()
+            self.expect(")")
+        return Symbol(name, expressions.offset(self) if self.accept("+") else 0)
+
+    def masked(self, size: int) -> int:
+        """Take `0xff00(`: the place of the byte that it selects, as a shift."""
+        mask = self.literal().value
+        shift = max(mask.bit_length() - 8, 0)
+        if mask != 0xFF << shift or shift % 8 or shift > 56:
+            self.fail(f"a mask of one byte of an address needed, not 0x{mask:X}")
+        self.expect("(")
+        return shift
+
     def number(self, kind: str) -> int:
-        """The bits of a literal of type `kind`."""
+        """The bits of a constant expression of type `kind`."""
         bits = type_bits(kind)
-        negative = self.accept("-")
-        literal = self.literal()
+        literal = expressions.expression(self)
         value = literal.value
         if literal.form != "int":
             try:
                 value = literal_bits(literal, f"b{bits}")
             except ValueError as error:
                 self.fail(str(error))
-        if negative:
-            value = value ^ (1 << (bits - 1)) if literal.form != "int" else -value
         return value & ((1 << bits) - 1)
 
     def parameters(self, scope: Scope) -> tuple[Variable, ...]:
@@ -343,7 +371,7 @@ class _Parser(Cursor):
         held = kept.load(key)
         if held is not None:
             return cast("Function", pickle.loads(held))
-        tokens = lexer.tokenize(self.text, self.name, place.line, place.start, place.end)
+        tokens = lexer.tokenize(self.text, self.name, place.line, place.start, place.end, strays=True)
         # A scope of its own: whoever asks again after an error finds no name declared twice.
         own = Scope(scope)
         own.reserve(self.result.variables)
@@ -363,6 +391,8 @@ class _Body:
         self.scopes: list[Scope] = []
         self.tables: dict[str, tuple[tuple[str, ...], Scope]] = {}
         self.places: set[str] = set()
+        # Whether the instruction that is read takes lists of operands in parentheses.
+        self.calls = False
 
     def parse(self) -> Function:
         parser = self.parser
@@ -395,10 +425,11 @@ class _Body:
             return instruction
         others, target = instruction.operands[:-1], instruction.operands[-1] if instruction.operands else None
         if not isinstance(target, Symbol) or len(others) != _BRANCHES[stem]:
-            self.parser.fail(f"not the operands of {stem}: {instruction.text}", instruction.line)
-        known = self.places if stem == "bra" else self.tables
-        label = Symbol(self.label(target.name, scope, instruction.line, known))
-        return replace(instruction, operands=(*others, label))
+            return instruction.refuse(f"not the operands of {stem}", is_ptx=False)
+        unique = scope.symbol(target.name)
+        if unique is None or unique not in (self.places if stem == "bra" else self.tables):
+            return instruction.refuse(f"no label {target.name}", is_ptx=False)
+        return replace(instruction, operands=(*others, Symbol(unique)))
 
     def add(self, statement: Instruction | Label, scope: Scope) -> None:
         if isinstance(statement, Instruction):
@@ -435,7 +466,7 @@ class _Body:
             elif token.kind == "word" and parser.tokens[parser.position + 1].text == ":":
                 self.labelled(scope)
             elif not parser.accept(";"):
-                self.add(self.instruction(scope), scope)
+                self.statement(scope)
 
     def registers(self, scope: Scope) -> None:
         parser = self.parser
@@ -479,19 +510,60 @@ class _Body:
         else:
             self.add(Label(unique), scope)
 
+    def statement(self, scope: Scope) -> None:
+        """Add an instruction. One that is no PTX is an error of the lanes that reach it, if it has an end."""
+        parser = self.parser
+        start, count = parser.position, len(self.statements)
+        try:
+            self.add(self.instruction(scope), scope)
+        except ParseError as error:
+            end = parser.end_of_statement(start)
+            if end is None:
+                raise
+            parser.position = start
+            del self.statements[count:], self.scopes[count:]
+            self.statements.append(self.refused(scope, end, error))
+            self.scopes.append(scope)
+
+    def refused(self, scope: Scope, end: int, error: ParseError) -> Instruction:
+        """What stands in the place of a statement that is no PTX: guarded as it is, if that can be told."""
+        parser = self.parser
+        first = parser.token
+        try:
+            guard, negated = self.guard(scope)
+        except ParseError:
+            guard, negated = None, False
+        opcode = parser.token.text if parser.token.kind == "word" else ""
+        parser.position = end + 1
+        text = " ".join(parser.text[first.start : parser.tokens[end].end].split())
+        reason = error.message.removeprefix(f"{parser.name}:{error.line}: ")
+        return Instruction(opcode, (), guard, negated, first.line, self.place(), text).refuse(reason, is_ptx=False)
+
+    def place(self) -> str | None:
+        """File and line of the source, as numbers."""
+        location = self.parser.location
+        return None if location is None else f"{location[0]}:{location[1]}"
+
+    def guard(self, scope: Scope) -> tuple[Register | None, bool]:
+        parser = self.parser
+        line = parser.token.line
+        if not parser.accept("@"):
+            return None, False
+        negated = parser.accept("!")
+        guard = self.register(scope)
+        if guard.kind != "pred":
+            parser.fail("a guard must be a predicate register", line)
+        return guard, negated
+
     def instruction(self, scope: Scope) -> Instruction:
         parser = self.parser
         first = parser.token
-        guard, negated = None, False
-        if parser.accept("@"):
-            negated = parser.accept("!")
-            guard = self.register(scope)
-            if guard.kind != "pred":
-                parser.fail("a guard must be a predicate register", first.line)
+        guard, negated = self.guard(scope)
         if parser.token.kind != "word":
             parser.fail(f"expected an instruction, found {parser.token.text!r}")
         opcode_token = parser.take()
         operands: list[Operand] = []
+        self.calls = opcode_token.text.split(".")[0] == "call"
         branches = opcode_token.text.split(".")[0] in _BRANCHES
         while not parser.at(";"):
             if branches and parser.token.kind == "word" and scope.register(parser.token.text) is None:
@@ -510,7 +582,7 @@ class _Body:
             guard,
             negated,
             opcode_token.line,
-            None if parser.location is None else f"{parser.location[0]}:{parser.location[1]}",
+            self.place(),
             " ".join(parser.text[first.start : last.end].split()),
         )
 
@@ -527,7 +599,7 @@ class _Body:
         """A register, or one to which a constant is added where it is read: `r+4`."""
         if not self.parser.at("+", "-") or not isinstance(operand, Register) or not operand.kind.startswith("b"):
             return operand
-        offset = self.parser.signed_integer()
+        offset = expressions.offset(self.parser)
         result = replace(operand, name=f"{operand.name}@plus{len(self.statements)}")
         opcode, text = f"add.u{operand.kind[1:]}", f"{operand.name} + {offset}"
         self.add(Instruction(opcode, (result, operand, Immediate(offset)), None, False, line, None, text), scope)
@@ -547,11 +619,14 @@ class _Body:
             return self.address(scope)
         if parser.accept("{"):
             return Vector(self.until("}", scope))
-        if parser.accept("("):
+        if self.calls and parser.accept("("):
             return Group(self.until(")", scope))
-        if parser.accept("!"):
+        behind = parser.tokens[parser.position + 1]
+        is_name = behind.kind == "word" and behind.text != "WARP_SZ"
+        if parser.at("!") and is_name:
+            parser.take()
             return Not(self.register(scope))
-        if parser.at("-") and parser.tokens[parser.position + 1].kind == "word":
+        if parser.at("-") and is_name:
             parser.take()
             name = parser.word()
             register = selected(scope, name) or scope.register(name)
@@ -560,8 +635,8 @@ class _Body:
             if register is None:
                 parser.fail(f"{name} is no register")
             return Selected(register, "", negated=True)
-        if parser.at("-", "+", "~") or parser.token.kind == "number":
-            return self.literal()
+        if parser.token.kind == "number" or parser.at("-", "+", "~", "!", "(", "WARP_SZ"):
+            return expressions.expression(parser)
         name = parser.word()
         if name == "_":
             return Sink()
@@ -570,9 +645,7 @@ class _Body:
             return register
         if name.startswith("%") and scope.symbol(name) is None and name not in parser.result.variables:
             return Special(name)
-        if name == "WARP_SZ":
-            return Immediate(32)
-        return Symbol(scope.symbol(name) or name, parser.signed_integer() if parser.at("+", "-") else 0)
+        return Symbol(scope.symbol(name) or name, expressions.offset(parser) if parser.at("+", "-") else 0)
 
     def until(self, closing: str, scope: Scope) -> tuple[Operand, ...]:
         elements: list[Operand] = []
@@ -582,29 +655,17 @@ class _Body:
                 self.parser.fail(f"expected ',' or {closing!r}, found {self.parser.token.text!r}")
         return tuple(elements)
 
-    def literal(self) -> Immediate:
-        parser = self.parser
-        if parser.accept("~"):
-            return Immediate(~parser.integer())
-        negative = parser.at("-")
-        if parser.at("-", "+"):
-            parser.take()
-        value = parser.literal()
-        if not negative:
-            return value
-        if value.form == "int":
-            return Immediate(-value.value)
-        return Immediate(value.value ^ (1 << (31 if value.form == "f32" else 63)), value.form)
-
     def address(self, scope: Scope) -> Address:
         parser = self.parser
         base: Register | Symbol | Immediate
-        if parser.token.kind == "number" or parser.at("-"):
-            base = Immediate(parser.integer())
+        if parser.token.kind == "number" or parser.at("-", "(", "~"):
+            base = expressions.expression(parser)
+            if base.form != "int":
+                parser.fail("expected an integer")
         else:
             name = parser.word()
             base = scope.register(name) or Symbol(scope.symbol(name) or name)
-        offset = parser.signed_integer() if parser.at("+", "-") else 0
+        offset = expressions.offset(parser) if parser.at("+", "-") else 0
         coordinates: tuple[Operand, ...] = ()
         if parser.accept(","):
             # A texture may have its sampler in front of the coordinates.

@@ -86,7 +86,9 @@ class Scope:
         if match and match[1] in self._families:
             count, kind, suffix = self._families[match[1]]
             if int(match[2]) < count:
-                return self._registers.setdefault(name, Register(name + suffix, kind))
+                # A register of that name may have been declared by itself, outside or in another scope.
+                self._registers[name] = Register(self._unique(name + suffix), kind)
+                return self._registers[name]
         return self.parent.register(name) if self.parent else None
 
     def symbol(self, name: str) -> str | None:

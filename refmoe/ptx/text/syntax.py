@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+#: Opcode of an instruction that no lane may run. No text has it.
+REFUSED = "@refused"
+
 
 @dataclass(frozen=True)
 class Register:
@@ -128,6 +131,21 @@ def mapped(operand: Operand, change: Callable[[Register | Symbol], Register | Sy
 
 
 @dataclass(frozen=True)
+class Refused:
+    """Why no lane may run an instruction.
+
+    Attributes:
+        opcode: as written, `""` where none can be told.
+        reason: a clause.
+        is_ptx: whether it could be read: then its operands do not fit its opcode.
+    """
+
+    opcode: str
+    reason: str
+    is_ptx: bool
+
+
+@dataclass(frozen=True)
 class Instruction:
     """One instruction.
 
@@ -139,6 +157,7 @@ class Instruction:
         line: in the PTX text, 1-based.
         source: `file:line` of the `.loc` in force, or None.
         text: as written, white space normalised.
+        refused: why it is an error of the lanes that reach it; then it has no operands, and `REFUSED` for its opcode.
     """
 
     opcode: str
@@ -148,6 +167,16 @@ class Instruction:
     line: int
     source: str | None
     text: str
+    refused: Refused | None = None
+
+    @property
+    def spelling(self) -> str:
+        """The opcode as written."""
+        return self.opcode if self.refused is None else self.refused.opcode
+
+    def refuse(self, reason: str, is_ptx: bool = True) -> Instruction:
+        """What stands in its place if no lane may run it."""
+        return replace(self, opcode=REFUSED, operands=(), refused=Refused(self.opcode, reason, is_ptx))
 
 
 @dataclass(frozen=True)
@@ -169,7 +198,8 @@ class Variable:
         type: element type as written, `"b8"`, `"u64"`, ...
         pointer: declared `.ptr`.
         initial: the initialised leading bytes, or None.
-        relocations: (byte offset, size, symbol) of addresses inside `initial`.
+        relocations: (byte offset, size, symbol, shift) of addresses inside `initial`: the low bytes of what is left of
+            the address when that many bits are shifted out.
     """
 
     name: str
@@ -179,7 +209,7 @@ class Variable:
     type: str
     pointer: bool = False
     initial: bytes | None = None
-    relocations: tuple[tuple[int, int, Symbol], ...] = ()
+    relocations: tuple[tuple[int, int, Symbol, int], ...] = ()
 
 
 @dataclass(frozen=True)

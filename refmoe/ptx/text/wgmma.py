@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from refmoe.ptx.text.syntax import Immediate, Instruction, Operand, Register, Vector
+from refmoe.ptx.text.syntax import Immediate, Instruction, Operand, Register, Sink, Vector
 
 WARPS = 4
 """Of a warpgroup; the first is a multiple of that."""
@@ -173,13 +173,12 @@ def operands_of(form: Form, instruction: Instruction) -> Operands:
 
 def registers_in_use(instruction: Instruction) -> tuple[list[Register], list[Register]]:
     """The registers of D, and those of A, that a product uses until it is waited for."""
-    d, *rest = (each.elements if isinstance(each, Vector) else () for each in instruction.operands[:2])
-    return [_only(each) for each in d], [_only(each) for elements in rest for each in elements]
-
-
-def _only(operand: Operand) -> Register:
-    assert isinstance(operand, Register)
-    return operand
+    # Asked of products too whose operands do not fit, before anybody refuses them.
+    d, a = (
+        [each for each in (operand.elements if isinstance(operand, Vector) else ()) if isinstance(each, Register)]
+        for operand in (*instruction.operands, Sink(), Sink())[:2]
+    )
+    return d, a
 
 
 def _registers(operand: Operand | None, count: int, name: str) -> tuple[Operand, ...]:

@@ -15,6 +15,7 @@ from refmoe.ptx.text.syntax import (
     Immediate,
     Instruction,
     Operand,
+    Pair,
     Register,
     Selected,
     Sink,
@@ -72,12 +73,20 @@ def _halves(register: Register) -> tuple[Register, Register]:
 
 
 def narrowed(instruction: Instruction) -> list[Instruction]:
-    """Instructions on parts that do what one on vectors or on 128 bits does; any other instruction as it is."""
+    """Instructions on parts that do what one on vectors or on 128 bits does; any other instruction as it is.
+
+    None has a register of 128 bits: where one does not fit stands the vector of its halves, which does not fit either.
+    """
+    made = _narrowed(instruction)
+    return [replace(each, operands=tuple(map(_pair_inside, each.operands))) for each in made]
+
+
+def _narrowed(instruction: Instruction) -> list[Instruction]:
     stem, *modifiers = instruction.opcode.split(".")
     if stem == "mov" and modifiers[:1] in (["v2"], ["v4"], ["v8"]):
         return _moves_of_vector(instruction, int(modifiers[0][1]), modifiers[1:])
     if modifiers[-1:] != [_WIDE]:
-        return [replace(instruction, operands=tuple(map(_pair_inside, instruction.operands)))]
+        return [instruction]
     if stem == "mov" and len(instruction.operands) == 2:
         return _moves(instruction, [_pair(each) for each in instruction.operands], "mov.b64")
     # Of the atomics those on 128 bits move them, or compare them as a whole: see `Atomic`.
@@ -86,13 +95,16 @@ def narrowed(instruction: Instruction) -> list[Instruction]:
         opcode = ".".join([stem, *modifiers[:-1], "v2", "b64"])
         operands = tuple(_pair(each) if isinstance(each, Register | Sink) else each for each in instruction.operands)
         return [replace(instruction, opcode=opcode, operands=operands)]
-    return [replace(instruction, operands=tuple(map(_pair_inside, instruction.operands)))]
+    return [instruction]
 
 
 def _pair_inside(operand: Operand) -> Operand:
-    """An operand of an instruction that does not take 128 bits: whoever reads it refuses the vector of the halves."""
     if isinstance(operand, Group):
         return Group(tuple(map(_pair_inside, operand.elements)))
+    if isinstance(operand, Vector):
+        return Vector(tuple(map(_pair_inside, operand.elements)))
+    if isinstance(operand, Pair):
+        return Pair(_pair_inside(operand.first), _pair_inside(operand.second))
     return operand if isinstance(operand, Sink) else _pair(operand)
 
 

@@ -174,7 +174,7 @@ def test_a_function_of_another_shape_is_not_called() -> None:
         np.zeros(32, np.uint32), module_scope=OPERATIONS)  # fmt: skip
 
 
-def test_recursion_is_refused_where_it_happens() -> None:
+def test_recursion_is_followed_to_a_depth() -> None:
     callee = """
     .func (.reg .b32 r) down (.reg .b32 a)
     {
@@ -184,21 +184,62 @@ def test_recursion_is_refused_where_it_happens() -> None:
         @p ret;
         sub.u32 b, a, 1;
         call (r), down, (b);
+        add.u32 r, r, a;
         ret;
     }
     """
     out = np.zeros(32, np.uint32)
-    run("call (%r3), down, (0); st.global.u32 [%d2], %r3; ret;", out, module_scope=callee)
-    assert (out == 1).all()
-    with pytest.raises(ptx.UnknownOpcode, match="a recursive call of down") as caught:
-        run("call (%r3), down, (%r1); ret;", out, module_scope=callee)
-    assert caught.value.thread == (1, 0, 0)
+    run("add.u32 %r3, %r1, 33; call (%r3), down, (%r3); st.global.u32 [%d2], %r3; ret;", out, module_scope=callee)
+    depth = np.arange(33, 65)
+    assert out.tolist() == (1 + depth * (depth + 1) // 2).tolist()
+    with pytest.raises(
+        ptx.UnknownOpcode, match=r"cannot execute call \(a recursive call of down, .* follows 64"
+    ) as caught:
+        run("add.u32 %r3, %r1, 60; call (%r3), down, (%r3); ret;", out, module_scope=callee)
+    assert caught.value.thread == (5, 0, 0)
 
 
-def test_a_call_that_does_not_fit_is_refused_before_anything_runs() -> None:
+def test_functions_that_call_themselves_twice_or_by_way_of_others() -> None:
+    twice = """
+    .func (.param .b32 r) fib (.param .b32 n)
+    {
+        .reg .pred p; .reg .b32 b<6>; .param .b32 a; .param .b32 s;
+        ld.param.u32 b0, [n];
+        setp.lt.u32 p, b0, 2;
+        @p bra OUT;
+        sub.u32 b1, b0, 1;
+        st.param.b32 [a], b1; call (s), fib, (a); ld.param.b32 b2, [s];
+        sub.u32 b1, b0, 2;
+        st.param.b32 [a], b1; call (s), fib, (a); ld.param.b32 b3, [s];
+        add.u32 b0, b2, b3;
+    OUT:
+        st.param.b32 [r], b0;
+        ret;
+    }
+    """
+    out = np.zeros(8, np.uint32)
+    call = ".param .b32 a; .param .b32 s; st.param.b32 [a], %r1; call (s), fib, (a); ld.param.b32 %r3, [s];"
+    run(f"{call} st.global.u32 [%d2], %r3; ret;", out, block=(8, 1, 1), module_scope=twice)
+    assert out.tolist() == [0, 1, 1, 2, 3, 5, 8, 13]
+    parity = """
+    .func (.reg .b32 r) odd (.reg .b32 a);
+    .func (.reg .b32 r) even (.reg .b32 a)
+    { .reg .pred p; mov.u32 r, 1; setp.eq.u32 p, a, 0; @p ret; sub.u32 a, a, 1; call (r), odd, (a); ret; }
+    .func (.reg .b32 r) odd (.reg .b32 a)
+    { .reg .pred p; mov.u32 r, 0; setp.eq.u32 p, a, 0; @p ret; sub.u32 a, a, 1; call (r), even, (a); ret; }
+    """
+    run("call (%r3), even, (%r1); st.global.u32 [%d2], %r3; ret;", out, block=(8, 1, 1), module_scope=parity)
+    assert out.tolist() == [1, 0] * 4
+
+
+@pytest.mark.parametrize(
+    ("operands", "said"), [("(%r3), seven, (%r1, %r1)", "does not fit seven"), ("(%r3), 5, (%r1)", "no call of a")]
+)
+def test_a_call_that_does_not_fit_is_refused_where_it_is_reached(operands: str, said: str) -> None:
     callee = ".func (.reg .b32 r) seven (.reg .b32 a) { mov.u32 r, 7; ret; }"
-    with pytest.raises(ptx.UnknownOpcode, match="does not fit seven"):
-        run("ret; call (%r3), seven, (%r1, %r1); ret;", np.zeros(1, np.uint32), module_scope=callee)
+    run(f"ret; call {operands}; ret;", np.zeros(1, np.uint32), module_scope=callee)
+    with pytest.raises(ptx.UnknownOpcode, match=rf"cannot execute call \(a call .*{said}|cannot execute call \({said}"):
+        run(f"call {operands}; ret;", np.zeros(1, np.uint32), module_scope=callee)
 
 
 VIRTUAL = """

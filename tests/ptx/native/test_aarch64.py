@@ -93,7 +93,7 @@ def batches() -> dict[str, list[Written]]:
         for destinations in (1, 2):
             try:
                 isa.resolve(opcode, destinations)
-            except isa.UnknownOpcode:
+            except isa.NoSuchInstruction:
                 continue
             if lowering(opcode, destinations) is not None:
                 alike[tuple(source_kinds(opcode, destinations))].append((opcode, destinations))

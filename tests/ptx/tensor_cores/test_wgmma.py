@@ -295,8 +295,9 @@ def test_other_targets_have_no_wgmma(target: str) -> None:
 def test_operands_that_do_not_fit_are_refused(change: tuple[str, str], message: str) -> None:
     text = module_text_of([InstructionKernel(floating("f32", "f16", "f16", 16, 8))])
     assert text.count(change[0]) == 1
+    image, words = np.zeros(IMAGE_BYTES, np.uint8), np.zeros(1 << 14, np.uint32)
     with pytest.raises(ptx.UnknownOpcode, match=message):
-        ptx.Module.parse(text.replace(*change)).compile("w0")
+        ptx.launch(ptx.Module.parse(text.replace(*change)), "w0", (1, 1, 1), (128, 1, 1), [image, words, words, words])
 
 
 # Matrix descriptors: elements of A or B whose bits say where they lie

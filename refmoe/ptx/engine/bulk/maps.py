@@ -31,8 +31,18 @@ def _word_index(begin: Array) -> Array:
     return (begin[:, None] + np.arange(0, MAP_BYTES, _WORD)).ravel()
 
 
+def _need_inside(frame: Frame, access: Access, region: Region, begin: Array, lanes: Array) -> None:
+    """Refuse maps that reach beyond their memory, whether or not a launch looks for that elsewhere."""
+    beyond = begin.astype(np.int64) > region.size - MAP_BYTES
+    if beyond.any():
+        bad = int(np.argmax(beyond))
+        offset = int(begin[bad])
+        access._fault(frame, "out of bounds", lanes[bad], region.base + offset, region, offset)
+
+
 def _read(frame: Frame, access: Access, region: Region, begin: Array, lanes: Array) -> list[bytes]:
     """The bytes of the maps at `begin` [n], as their lanes read them."""
+    _need_inside(frame, access, region, begin, lanes)
     index, who = _word_index(begin), np.repeat(lanes, _WORDS)
     if region.shadow is not None:
         shadow_of(region).read(frame, access, region, index, who)
@@ -41,6 +51,7 @@ def _read(frame: Frame, access: Access, region: Region, begin: Array, lanes: Arr
 
 def _look(frame: Frame, access: Access, region: Region, begin: Array, lanes: Array) -> list[bytes]:
     """The same as copies read them that are issued: how long they do so is for `MapReads` to say."""
+    _need_inside(frame, access, region, begin, lanes)
     index, who = _word_index(begin), np.repeat(lanes, _WORDS)
     if region.shadow is not None:
         shadow = shadow_of(region)
@@ -56,6 +67,7 @@ def _bytes(frame: Frame, access: Access, region: Region, index: Array, lanes: Ar
 
 
 def _write(frame: Frame, access: Store, region: Region, begin: Array, lanes: Array, contents: list[bytes]) -> None:
+    _need_inside(frame, access, region, begin, lanes)
     words = np.frombuffer(b"".join(contents), np.uint64).reshape(-1, 2)
     access.put(frame, region, _word_index(begin), np.repeat(lanes, _WORDS), words)
     frame.machine.progress()

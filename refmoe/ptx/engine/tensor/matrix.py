@@ -57,6 +57,24 @@ class WholeWarp:
         whole_warps(frame, self.instruction)
 
 
+def transposed(words: Array) -> Array:
+    """Of each warp, 32 words, a matrix of 8x8 halves: lane 4 r + c has elements 2 c and 2 c + 1 of row r."""
+    matrices = np.ascontiguousarray(words, np.uint32).view("<u2").reshape(-1, 8, 8)
+    return np.ascontiguousarray(matrices.transpose(0, 2, 1)).view("<u4").ravel()
+
+
+@dataclass(frozen=True)
+class MoveMatrix:
+    """`movmatrix.sync.aligned.m8n8.trans.b16`."""
+
+    instruction: Instruction
+
+    def __call__(self, frame: Frame, a: Array) -> Array:
+        """Raises WarpError: not all lanes of a warp are here."""
+        whole_warps(frame, self.instruction)
+        return frame.from_all(transposed(frame.to_all(a)))
+
+
 @dataclass(frozen=True)
 class Packing:
     """Sixteen elements of `bits` bits at the start of a row, the first in the lowest bits, then padding to 16 bytes.

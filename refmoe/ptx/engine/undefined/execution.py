@@ -243,7 +243,7 @@ class Execution:
             "atom": self._atomic, "red": self._atomic, "mma": self._product, "ldmatrix": self._load_matrix,
             "stmatrix": self._store_matrix, "wmma": self._wmma,
             **({"wgmma": self._product_of_warpgroup} if product else {}),
-            **dict.fromkeys(("shfl", "vote", "match", "redux", "elect"), self._exchange),
+            **dict.fromkeys(("shfl", "vote", "match", "redux", "elect", "movmatrix"), self._exchange),
         }  # fmt: skip
         if stem in owned:
             owned[stem](instruction)

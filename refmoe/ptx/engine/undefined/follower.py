@@ -139,7 +139,11 @@ class UndefinedFollower:
         Raises:
             UndefinedError: one of its operands other than those that it exchanges is undefined.
         """
-        instruction = self.code.program.blocks[place].instructions[0]
+        block = self.code.program.blocks[place]
+        if block.whole_warp or block.warpgroup:
+            # These have no member mask.
+            return
+        instruction = block.instructions[0]
         uses = uses_of(instruction)
         parks = instruction.opcode.startswith("mbarrier")
         for register in uses if parks else uses[-1:]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.slow import SlowMatrix
-from refmoe.ptx.engine.tensor.matrix import LoadMatrix, StoreMatrix
+from refmoe.ptx.engine.tensor.matrix import LoadMatrix, StoreMatrix, transposed
 from refmoe.ptx.engine.tensor.mma import Scales
 from refmoe.ptx.engine.undefined import exchange
 from refmoe.ptx.engine.undefined.origins import Absent, Origins
@@ -57,7 +57,9 @@ class Running(Protocol):
 
 
 def exchanged(run: Running, instruction: Instruction) -> Callable[[], None]:
-    """What assigns the results of `shfl`, `vote`, `match`, `redux` or `elect`."""
+    """What assigns the results of `shfl`, `vote`, `match`, `redux`, `elect` or `movmatrix`."""
+    if instruction.opcode.startswith("movmatrix"):
+        return _moved(run, instruction)
     written, instruction = instruction, synchronised(instruction)
     frame, parts = run.frame, instruction.opcode.split(".")
     stem = parts[0]
@@ -100,6 +102,21 @@ def exchanged(run: Running, instruction: Instruction) -> Callable[[], None]:
                 run.assign(target, target.kind, made)
 
     return assign
+
+
+def _moved(run: Running, instruction: Instruction) -> Callable[[], None]:
+    """Each half moves with what is undefined of it; of two origins a word keeps that of its lower half."""
+    destination, source = instruction.operands
+    held = run.shade(source, "b32")
+    assert held is not None
+    assert isinstance(destination, Register)
+    frame = run.frame
+    mask, origins = frame.to_all(held.mask), frame.to_all(held.origins)
+    halves = np.repeat(origins, 2).reshape(-1, 8, 8).transpose(0, 2, 1).reshape(-1, 2)
+    masks = transposed(mask)
+    whence = np.where(masks & np.uint32(0xFFFF) != 0, halves[:, 0], halves[:, 1])
+    made = shade(frame.from_all(masks), frame.from_all(whence))
+    return lambda: run.assign(destination, destination.kind, made)
 
 
 def _everywhere(run: Running, operand: Operand, kind: str) -> Array:
