@@ -269,9 +269,7 @@ def launch(
 
     if len(chosen) > 1:
         run_all(run, chosen)
-        warnings = {
-            (each.kind, each.warning, each.line, each.buffer): each for one in results[::-1] for each in one.warnings
-        }
+        warnings = {each.cause: each for one in results[::-1] for each in one.warnings}
         return replace(
             results[0],
             schedules=len(chosen),

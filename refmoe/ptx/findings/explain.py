@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from refmoe.ptx.engine.lanes import Checks
@@ -194,10 +194,12 @@ class Explainer:
 
     def seen(self, error: RaceError, module: Module, exact: frozenset[str]) -> RacingPair:
         """A race as a witness saw it: with its earlier instruction, and what else the two instructions hit."""
-        for (kind, line, _), pair in self._witnessed(error.buffer, module, exact).pairs.items():
-            if (kind, line, pair.error.offset) == (error.kind, error.line, error.offset):
-                return pair
-        return RacingPair(error, {error.offset}, {0})
+        pairs = self._witnessed(error.buffer, module, exact).pairs
+        alike = [pair for (kind, line, _), pair in pairs.items() if (kind, line) == (error.kind, error.line)]
+        # A warning may have been met at another byte before.
+        known = [pair for pair in alike if pair.error.offset == error.offset or error.offset in pair.bytes]
+        exactly = [pair for pair in known if pair.error.earlier is not None] or known or alike
+        return exactly[0] if exactly else RacingPair(error, {error.offset}, {0})
 
     def _witnessed(self, region: str, module: Module, exact: frozenset[str]) -> Witness:
         """A witness of all races in a region."""
@@ -230,6 +232,11 @@ class Explainer:
         )  # fmt: skip
         if race is not None:
             found = self._trials.remedied(found, race, module)
+        if error.poll is not None:
+            pairs = self._witnessed(error.buffer, module, exact).pairs.values()
+            others = {each.error.line: each.error for each in pairs if each.error.cause == error.cause}
+            others.pop(error.line, None)
+            found = replace(found, also=tuple(_place(each) for _, each in sorted(others.items())))
         return error.explained(found, earlier=pair.error.earlier)
 
     def _site(self, error: RaceError, module: Module) -> RaceSite | None:
@@ -327,6 +334,10 @@ def _milder(error: RaceError, pair: RacingPair, found: Sequence[Instruction], ed
         len(pair.bytes), len(pair.threads), pair.more, "values-that-a-collective-took",
     )  # fmt: skip
     return error.explained(finding, earlier=load, warning="warp-collective")
+
+
+def _place(error: RaceError) -> str:
+    return f"line {error.line}" + (f" ({error.source})" if error.source else "")
 
 
 def opcode_of(error: RaceError) -> str:

@@ -25,8 +25,9 @@ from refmoe.ptx.module import Module
 _TRIALS, _COMPILED = 64, 40_000
 # Steps of a launch, see `Launch.steps`, up to which it is run again with changes.
 _TRIED = 1_000_000
-# How many changes are made on top of each other, and of how many first ones that leave another race that is tried.
-_DEEPEST, _BRANCHES = 3, 2
+# How many changes are made on top of each other, of how many first ones that leave another race that is tried, and how
+# many are tried for one race and those that are left. An unrolled loop needs one and the same change at each turn.
+_DEEPEST, _BRANCHES, _ALL = 8, 2, 160
 
 
 @dataclass(frozen=True)
@@ -149,11 +150,16 @@ class Trials:
         tried = f"none of {self._count} changes" if self._count > 1 else "the one change that was tried does not"
         return f"{tried} of scopes, fences, waits and barriers {'does' if self._count > 1 else ''}".rstrip()
 
-    def _best(self, race: RaceSite, module: Module, depth: int) -> Change | None:
+    def _best(self, race: RaceSite, module: Module, depth: int, like: list[str] | None = None) -> Change | None:
         """The first change that counts; else one that leaves bytes that depend on the schedule, or another fault."""
         another: list[tuple[Change, RaceError]] = []
         depends: Change | None = None
-        for remedy in islice(remedies(race), self._most(race)):
+        candidates = list(islice(remedies(race), self._most(race)))
+        # What left this race is as good a guess for it.
+        candidates.sort(key=lambda each: _texts(each) != like)
+        for remedy in candidates:
+            if self._count >= _ALL:
+                break
             if depth == 0 and (known := self._known(remedy, race)) is not None:
                 return known
             self._count += 1
@@ -173,23 +179,27 @@ class Trials:
             elif not change.agreed.same:
                 self._loose = self._loose or remedy
         if depth + 1 < _DEEPEST:
-            for change, left in another[:_BRANCHES]:
+            for change, left in another[: 1 if depth else _BRANCHES]:
                 inner = module.edited(change.text)
                 site = self._site(left, inner)
-                more = None if site is None else self._best(site, inner, depth + 1)
+                more = None if site is None else self._best(site, inner, depth + 1, _texts(change.remedy))
                 if more is not None and more.mends:
                     return self._together(change, more)
         return depends or (another[0][0] if another else None)
 
     def _together(self, one: Change, more: Change) -> Change:
-        words = f"{one.remedy.words}, and {more.remedy.words}"
-        return replace(more, remedy=replace(one.remedy, words=words, edits=(*one.remedy.edits, *more.remedy.edits)))
+        first, then = one.remedy, more.remedy
+        words = f"{first.words}, and {then.words}"
+        if _texts(first) == _texts(then)[: len(first.edits)] and len({each.at.source for each in then.edits}) == 1:
+            lines = ", ".join(str(line) for line in dict.fromkeys(each.at.line for each in then.edits))
+            words = f"{first.words}, and likewise at line {lines} of the same source"
+        remedy = replace(first, words=words, edits=(*first.edits, *then.edits), orders=first.orders and then.orders)
+        return replace(more, remedy=remedy)
 
     def _known(self, remedy: Remedy, race: RaceSite) -> Change | None:
         """A change like `remedy`, elsewhere, that made another race go and this one with it."""
-        like = [each.text for each in remedy.edits]
         for change, lines in self._clean:
-            if [each.text for each in change.remedy.edits] == like and race.error.line not in lines:
+            if _texts(change.remedy) == _texts(remedy) and race.error.line not in lines:
                 return replace(change, remedy=replace(remedy, words=change.remedy.words))
         return None
 
@@ -208,10 +218,13 @@ class Trials:
             lines = {race.error.line} | ({race.earlier.line} if race.earlier else set())
             same = outcome.kind == race.error.kind or outcome.buffer == race.error.buffer
             return ("not", "", None) if outcome.line in lines and same else ("another", text, outcome)
-        milder = next((each for each in outcome.warnings if each.line == race.error.line), None)
-        if milder is None:
-            return "clean", text, None
-        return ("not", "", None) if race.error.warning else ("another", text, milder)
+        left = next((each for each in outcome.warnings if each.line == race.error.line), None)
+        if left is not None and race.error.warning:
+            return "not", "", None
+        if not race.error.warning:
+            # What was a fault may only lack an acquire now.
+            left = left or next((each for each in outcome.warnings if each.poll is not None), None)
+        return ("clean", text, None) if left is None else ("another", text, left)
 
     def _outcome(self, text: str, module: Module) -> Outcome:
         try:
@@ -228,3 +241,7 @@ class Trials:
         if text not in self._agreed:
             self._agreed[text] = self._agreeing(module.edited(text))
         return self._agreed[text]
+
+
+def _texts(remedy: Remedy) -> list[str]:
+    return [each.text for each in remedy.edits]
