@@ -236,7 +236,8 @@ def launch(
                         return None
                     except RaceError as error:
                         if error.certain or error.buffer in exact:
-                            raise
+                            lines.add(error.line)
+                            return None
                         exact |= {error.buffer}
                     else:
                         lines.update(each.line for each in outcome.warnings)

@@ -25,6 +25,8 @@ from refmoe.ptx.module import Module
 _TRIALS, _COMPILED = 64, 40_000
 # Steps of a launch, see `Launch.steps`, up to which it is run again with changes.
 _TRIED = 1_000_000
+# Schedules that a launch has to end under, where accesses may come in any order.
+_FEWEST = 8
 # How many changes are made on top of each other, of how many first ones that leave another race that is tried, and how
 # many are tried for one race and those that are left. An unrolled loop needs one and the same change at each turn.
 _DEEPEST, _BRANCHES, _ALL = 8, 2, 160
@@ -37,8 +39,8 @@ class Agreed:
     Attributes:
         schedules: under how many it ended; 0 where it is too long for that.
         same: whether it left the same bytes under all of them.
-        lines: those that it warned of.
-        failed: whether it had a fault under one.
+        lines: those that it warned of, or that raced under one.
+        failed: whether it had another fault under one.
     """
 
     schedules: int
@@ -86,7 +88,7 @@ class Change:
     @property
     def mends(self) -> bool:
         """Whether it counts."""
-        return self.clean and self.agreed.same and (self.remedy.orders or self.agreed.schedules > 1)
+        return self.clean and self.agreed.same and (self.remedy.orders or self.agreed.schedules >= _FEWEST)
 
 
 class Trials:
@@ -108,6 +110,7 @@ class Trials:
     ) -> None:
         self._run, self._agreeing, self._site, self._steps = run, agreeing, site, steps
         # What became of edited texts, and the changes that made a launch clean, with the lines that still race.
+        self._modules: dict[str, Module] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._agreed: dict[str, Agreed] = {}
         self._clean: list[tuple[Change, frozenset[int]]] = []
@@ -169,7 +172,7 @@ class Trials:
             if outcome != "clean":
                 continue
             change = Change(remedy, text, True, self._under_schedules(text, module))
-            if change.agreed.failed or race.error.line in change.agreed.lines:
+            if change.agreed.failed or change.agreed.lines & _lines_of(race):
                 continue
             if change.mends:
                 self._clean.append((change, self._lines(text)))
@@ -180,7 +183,9 @@ class Trials:
                 self._loose = self._loose or remedy
         if depth + 1 < _DEEPEST:
             for change, left in another[: 1 if depth else _BRANCHES]:
-                inner = module.edited(change.text)
+                if not _is_related(left, race):
+                    continue
+                inner = self._edited(change.text, module)
                 site = self._site(left, inner)
                 more = None if site is None else self._best(site, inner, depth + 1, _texts(change.remedy))
                 if more is not None and more.mends:
@@ -215,9 +220,8 @@ class Trials:
         if outcome is None:
             return "not", "", None
         if isinstance(outcome, RaceError):
-            lines = {race.error.line} | ({race.earlier.line} if race.earlier else set())
             same = outcome.kind == race.error.kind or outcome.buffer == race.error.buffer
-            return ("not", "", None) if outcome.line in lines and same else ("another", text, outcome)
+            return ("not", "", None) if outcome.line in _lines_of(race) and same else ("another", text, outcome)
         left = next((each for each in outcome.warnings if each.line == race.error.line), None)
         if left is not None and race.error.warning:
             return "not", "", None
@@ -228,7 +232,7 @@ class Trials:
 
     def _outcome(self, text: str, module: Module) -> Outcome:
         try:
-            return self._run(module.edited(text))
+            return self._run(self._edited(text, module))
         except PtxError:
             return None
 
@@ -239,8 +243,23 @@ class Trials:
 
     def _under_schedules(self, text: str, module: Module) -> Agreed:
         if text not in self._agreed:
-            self._agreed[text] = self._agreeing(module.edited(text))
+            self._agreed[text] = self._agreeing(self._edited(text, module))
         return self._agreed[text]
+
+    def _edited(self, text: str, module: Module) -> Module:
+        if text not in self._modules:
+            self._modules[text] = module.edited(text)
+        return self._modules[text]
+
+
+def _lines_of(race: RaceSite) -> set[int]:
+    return {race.error.line} | ({race.earlier.line} if race.earlier else set())
+
+
+def _is_related(left: RaceError, race: RaceSite) -> bool:
+    """Whether a race that is left is what is left of another one: it lacks an acquire, or is of the same source."""
+    unrolled = left.source is not None and left.source == race.error.source
+    return left.poll is not None or left.line in _lines_of(race) or unrolled
 
 
 def _texts(remedy: Remedy) -> list[str]:

@@ -11,6 +11,7 @@ from support.findings.bulk import BULK_ROWS, BulkRow
 from support.findings.plain import ROWS, Row
 
 from refmoe import ptx
+from refmoe.ptx.findings.finding import PAGE, PROJECT
 
 ROOT = Path(__file__).parents[3]
 EVERY = [*ROWS, *BULK_ROWS]
@@ -43,7 +44,7 @@ def test_what_is_said(row: Row | BulkRow) -> None:
     assert row.remedy in finding.remedy
     assert finding.section == row.section
     assert str(race).splitlines()[0] == race.message
-    assert str(race).splitlines()[-1].strip() == f"see docs/executor/races.md#{row.section}"
+    assert str(race).splitlines()[-1].strip() == f"see {PROJECT}/{PAGE}#{row.section}"
 
 
 @each_row
@@ -94,7 +95,7 @@ def test_without_an_explanation(row: Row | BulkRow) -> None:
 
 @each_row
 def test_the_section_is_on_the_page(row: Row | BulkRow) -> None:
-    page = (ROOT / "docs" / "executor" / "races.md").read_text()
+    page = (ROOT / PAGE).read_text()
     anchors = [line.lstrip("#").strip().lower().replace(" ", "-") for line in page.splitlines() if line.startswith("#")]
     assert row.section in anchors
 
