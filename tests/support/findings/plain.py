@@ -272,8 +272,10 @@ ROWS = [
         _COUNTER.format(add="atom.global.gpu.add.u32 %r7, [%d0], 1;", read=""), "write-write",
         ("relaxed atomic", "relaxed atomic"), "atom.global.gpu.add.u32", "scopes", "", 3),
     Row("plain read of a counter",
-        _COUNTER.format(add="red.global.add.u32 [%d0], 1;", read="ld.global.u32 %r7, [%d0];"),
-        _COUNTER.format(add="red.global.add.u32 [%d0], 1;", read="ld.relaxed.gpu.global.u32 %r7, [%d0];"),
+        # That it is not 0 does not depend on who comes first.
+        _COUNTER.format(add="red.global.add.u32 [%d0], 1;", read="ld.global.u32 %r7, [%d0];\nmin.u32 %r7, %r7, 1;"),
+        _COUNTER.format(add="red.global.add.u32 [%d0], 1;", read="ld.relaxed.gpu.global.u32 %r7, [%d0];\n"
+                        "min.u32 %r7, %r7, 1;"),
         "write-read", ("relaxed reduction", "plain load"), "ld.relaxed.gpu.global.u32", "strong-and-plain-accesses",
         "", 2),
     Row("last block without a fence",
