@@ -25,7 +25,14 @@ from refmoe.ptx.engine.previous_grid import PreviousGrid
 from refmoe.ptx.engine.races import RaceShadow
 from refmoe.ptx.engine.single.steps import MOST_WARPS
 from refmoe.ptx.engine.slow import Suspected
-from refmoe.ptx.errors import ArgumentMismatch, CooperativeLaunchTooLarge, Index3, PtxError, RaceError, StepBudgetExceeded
+from refmoe.ptx.errors import (
+    ArgumentMismatch,
+    CooperativeLaunchTooLarge,
+    Index3,
+    PtxError,
+    RaceError,
+    StepBudgetExceeded,
+)
 from refmoe.ptx.findings.explain import LaunchShape, settled
 from refmoe.ptx.findings.trials import Agreed
 from refmoe.ptx.grid import BlockQueue, Grid

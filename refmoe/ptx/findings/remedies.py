@@ -393,7 +393,7 @@ def _sequential_fences(race: RaceSite) -> Iterator[Remedy]:
         stem, *rest = each.opcode.split(".")
         if stem == "fence" and "acq_rel" in rest:
             found.append(PtxEdit(each, "opcode", _scoped(each.opcode.replace("acq_rel", "sc"), race.scope)))
-    for some in ([found] if 0 < len(found) <= _SINGLE else []):
+    for some in [found] if 0 < len(found) <= _SINGLE else []:
         words = " and ".join(f"{edit.text} at line {edit.at.line}" for edit in some)
         yield Remedy(words, tuple(some), missing, "fences-in-sequence")
 

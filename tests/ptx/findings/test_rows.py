@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,7 @@ def test_the_change_makes_it_clean(row: Row | BulkRow) -> None:
     # Lines mean the same in both texts.
     assert len(finding.edited.splitlines()) == len(row.text.splitlines())
     assert finding.same
+    assert finding.schedules >= SCHEDULES // 2
     # It orders the two: they come in many orders under these, and the launch leaves the same bytes.
     result, after = row.launch(finding.edited, schedules=SCHEDULES)
     assert result.warnings == ()
@@ -124,6 +126,23 @@ def test_the_section_is_on_the_page(row: Row | BulkRow) -> None:
     page = (ROOT / PAGE).read_text()
     anchors = [line.lstrip("#").strip().lower().replace(" ", "-") for line in page.splitlines() if line.startswith("#")]
     assert row.section in anchors
+
+
+def test_the_link_can_be_read_by_everybody() -> None:
+    home = re.search(r'^Homepage = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert home is not None
+    finding = found(ROWS[0]).finding
+    assert finding is not None
+    assert f"{home[1]}/blob/main" == PROJECT
+    assert finding.link == f"{home[1]}/blob/main/{PAGE}#{finding.section}"
+
+
+def test_every_section_says_it_in_code() -> None:
+    page = (ROOT / PAGE).read_text()
+    sections = page.split("\n## ")[2:]
+    assert len(sections) > 15
+    for section in sections:
+        assert "```cuda" in section, section.splitlines()[0]
 
 
 def test_findings_survive_pickling() -> None:
