@@ -208,6 +208,7 @@ class RaceError(LaneError):
         certain: whether it is known which of several accesses is not ordered.
         earlier: the instruction of the earlier access, or None where it is not known.
         among: the thread of the earlier access, or one of several; of a bulk copy that completes on a barrier None.
+        poll: of a missing acquire the strong read that saw the signal, else None.
         finding: what is to be said of both accesses, and what would order them; None where the launch was not run
             again for it, see `Checks.explain`.
     """
@@ -222,10 +223,18 @@ class RaceError(LaneError):
     certain: bool
     earlier: WrittenInstruction | None = None
     among: Index3 | None = None
+    poll: WrittenInstruction | None = None
     finding: Explained | None = None
 
     def __str__(self) -> str:
         return self.message if self.finding is None else "\n  ".join((self.message, *self.finding.lines()))
+
+    @property
+    def cause(self) -> tuple[Any, ...]:
+        """What two races have in common that are one finding: what they lack, or the poll that all of it follows."""
+        if self.poll is not None:
+            return self.warning, self.poll.line
+        return self.kind, self.warning, self.line, self.buffer
 
     def explained(self, finding: Explained, **fields: Any) -> RaceError:
         """The same error with more to say."""

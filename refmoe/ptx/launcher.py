@@ -28,8 +28,16 @@ from refmoe.ptx.engine.previous_grid import PreviousGrid
 from refmoe.ptx.engine.races import RaceShadow
 from refmoe.ptx.engine.single.thread_steps import MOST_WARPS
 from refmoe.ptx.engine.slow import Suspected
-from refmoe.ptx.errors import ArgumentMismatch, CooperativeLaunchTooLarge, Index3, PtxError, RaceError
+from refmoe.ptx.errors import (
+    ArgumentMismatch,
+    CooperativeLaunchTooLarge,
+    Index3,
+    PtxError,
+    RaceError,
+    StepBudgetExceeded,
+)
 from refmoe.ptx.findings.explain import LaunchShape, settled
+from refmoe.ptx.findings.trials import Agreed
 from refmoe.ptx.grid import BlockQueue, Grid
 from refmoe.ptx.module import Module
 from refmoe.ptx.observe.events import Rewinds
@@ -38,7 +46,7 @@ from refmoe.ptx.observe.watch import Watch
 from refmoe.ptx.repeats import Repeats
 from refmoe.ptx.residency import Residency, chip_of, fewest_multiprocessors, residency, run_blocks
 from refmoe.ptx.schedule import Schedule
-from refmoe.ptx.schedules import Attached, Ran, asked, run_all, under
+from refmoe.ptx.schedules import Attached, Ran, agree, asked, run_all, under
 from refmoe.ptx.state.memory import Arena, Region, padded
 from refmoe.ptx.state.pages import POISON
 from refmoe.ptx.state.records import MAX_THREADS
@@ -54,6 +62,8 @@ _SHARED_LIMIT = 232_448
 # A warp of a launch that is run again with a change may take so many steps, or so many times as many as warps took
 # before on the average.
 _FEWEST_STEPS, _MORE_STEPS = 4096, 8
+# Steps up to which a launch with a change that may order a race is run under that many schedules.
+_TRIED_UNDER = ((2_000, 16), (20_000, 8))
 # Blocks of a cluster, with cudaFuncAttributeNonPortableClusterSizeAllowed.
 _CLUSTER_LIMIT = 16
 # What %envreg1 and %envreg2 point to in a cooperative launch, uint32: its size in bytes, and the barrier of the grid
@@ -191,7 +201,9 @@ def launch(
         output = [io.StringIO()]
         steps = 0
 
-        def attempt(running: Module, exact: frozenset[str], witness: RaceWitness | None, aside: bool) -> _Attempted:
+        def attempt(
+            running: Module, exact: frozenset[str], witness: RaceWitness | None, aside: bool, chosen: Schedule = one
+        ) -> _Attempted:
             nonlocal steps
             output[:] = [io.StringIO()] if not aside else output
             budget = step_budget
@@ -201,7 +213,7 @@ def launch(
                 budget = most if budget is None else min(budget, most)
             told_of = () if aside else (told, watching, observer)
             marks = [each.mark() for each in told_of if isinstance(each, Rewinds)]
-            repeats = Repeats(looked_for, lambda: running.compile(entry, _view(one, None if aside else profile)))
+            repeats = Repeats(looked_for, lambda: running.compile(entry, _view(chosen, None if aside else profile)))
             while True:
                 tally = _Tally()
                 try:
@@ -209,7 +221,7 @@ def launch(
                         running, entry, grid, block, args, shared_bytes, looked_for, budget,
                         None if aside else told, memory, looking or (None if aside else watching),
                         io.StringIO() if aside else output[0], None if aside else observer, blocks, cluster,
-                        cooperative, multiprocessors, one,
+                        cooperative, multiprocessors, chosen,
                         previous_grid_writes, exact=exact, witness=witness, tally=tally, repeats=repeats,
                     )  # fmt: skip
                     return _Attempted(ran, result)
@@ -220,14 +232,48 @@ def launch(
                         forget()
                     output[:] = [io.StringIO()] if not aside else output
                 finally:
-                    steps = max(steps, tally.steps)
+                    steps = max(steps, tally.steps) if chosen is one else steps
+
+        def agreed(running: Module) -> Agreed:
+            """What becomes of a launch with a change under this schedule and others."""
+            count = next((number for most, number in _TRIED_UNDER if steps <= most), 0)
+            if not count:
+                return Agreed(0, True)
+            lines = set[int]()
+
+            def again(each: Schedule) -> Ran | None:
+                exact = frozenset[str]()
+                while True:
+                    try:
+                        outcome = attempt(running, exact, None, True, each)
+                    except StepBudgetExceeded:
+                        # Some schedules let threads poll for long.
+                        return None
+                    except RaceError as error:
+                        if error.certain or error.buffer in exact:
+                            lines.add(error.line)
+                            return None
+                        exact |= {error.buffer}
+                    else:
+                        lines.update(each.line for each in outcome.warnings)
+                        return outcome.ran
+
+            others = [each for each in map(Schedule, range(count + 1)) if each.number != one.number or one.walk]
+            tried = (one, *(replace(each, lowest_leader=lowest_leader) for each in others[: count - 1]))
+            try:
+                same, ended = agree(again, tried)
+            except PtxError:
+                return Agreed(count, False, failed=True)
+            return Agreed(ended, same, frozenset(lines))
 
         quiet = bool(results)
         try:
             code = module.compile(entry, _view(one, profile))
             shape = LaunchShape(_triple("block", block), _grid(module, code, _triple("grid", grid), cluster).cluster)
             seen = quiet or any(each is not None for each in (*observed, looking))
-            outcome, warnings = settled(module, looked_for, shape, attempt, not code.has_bulk, seen, lambda: steps)
+            outcome, warnings = settled(
+                module, looked_for, shape, attempt, agreed, not code.has_bulk, seen, lambda: steps
+            )  # fmt: skip
         except BaseException:
             quiet = False
             raise
@@ -239,9 +285,7 @@ def launch(
 
     if len(chosen) > 1:
         run_all(run, chosen)
-        warnings = {
-            (each.kind, each.warning, each.line, each.buffer): each for one in results[::-1] for each in one.warnings
-        }
+        warnings = {each.cause: each for one in results[::-1] for each in one.warnings}
         return replace(
             results[0],
             schedules=len(chosen),

@@ -190,6 +190,34 @@ def run_all(run: Run, schedules: Sequence[Schedule]) -> None:
         write_back(ran.bound[number][0], parts)
 
 
+def agree(run: Callable[[Schedule], Ran | None], schedules: Sequence[Schedule]) -> tuple[bool, int]:
+    """Whether a launch leaves the same bytes, and prints the same lines, under all of some schedules; it leaves none.
+
+    Args:
+        run: does it; None where it does not end, of which nothing follows.
+        schedules: so.
+
+    Returns:
+        that, and under how many it ended.
+
+    Raises:
+        PtxError: what went wrong under one of them.
+    """
+    held: tuple[Outputs, Counter[bytes]] | None = None
+    ended = 0
+    for schedule in schedules:
+        ran = run(schedule)
+        if ran is None:
+            continue
+        ended += 1
+        found, printed = _taken(ran), Counter(ran.printed)
+        if held is None:
+            held = found, printed
+        elif _difference(ran.bound, held[0], found) is not None or printed != held[1]:
+            return False, ended
+    return True, ended
+
+
 def under(error: PtxError, schedule: Schedule, clean: Sequence[Schedule] = ()) -> PtxError:
     """An error that happened under a schedule; `clean` are those under which the launch ended well before."""
     if isinstance(error, ArgumentMismatch) or (schedule.default and not clean):

@@ -37,7 +37,7 @@ def test_a_fault_names_both_accesses() -> None:
     assert lines[0].startswith("RaceError: read-write race on byte ")
     said = [line for line in lines if line.startswith(("this access:", "the earlier one:", "missing:", "what orders"))]
     assert [line.split(":")[0] for line in said] == ["this access", "the earlier one", "missing", "what orders them"]
-    assert "see docs/guides/races.md#two-lanes-of-a-warp" in lines
+    assert "see https://github.com/refmoe/refmoe/blob/main/docs/guides/races.md#two-lanes-of-a-warp" in lines
     assert lines.count("no output was written") == 1
     assert not Path("out.npy").exists()
     assert run("two lanes in a loop", twin=True).exit_code == 0

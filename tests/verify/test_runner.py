@@ -263,7 +263,7 @@ def test_a_result_has_the_warnings_of_its_launches(monkeypatch: pytest.MonkeyPat
     assert not found.fails
     assert "\n" not in warning
     assert warning.startswith("write-read race on byte 0")
-    assert warning.endswith("see docs/guides/races.md#release-and-acquire")
+    assert warning.endswith("see https://github.com/refmoe/refmoe/blob/main/docs/guides/races.md#release-and-acquire")
     assert f"warning: {warning}" in str(found).splitlines()
     record = record_of(found)
     assert record.warnings == [warning]

@@ -125,8 +125,8 @@ class LaunchState:
     following: Any = None
 
     def warn(self, error: RaceError) -> None:
-        """Keep what is but a warning, one for each kind and pair of places."""
-        self.warnings.setdefault((error.kind, error.warning, error.line, error.buffer), error)
+        """Keep what is but a warning, one for each cause."""
+        self.warnings.setdefault(error.cause, error)
 
 
 class Lanes(ABC):

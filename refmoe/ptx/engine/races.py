@@ -21,6 +21,7 @@ from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.granules import Granules
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.order.clocks import LANES
+from refmoe.ptx.engine.order.polls import Poll
 from refmoe.ptx.engine.order.witness import RaceWitness
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.native import order
@@ -476,11 +477,42 @@ class RaceShadow:
         self, frame: Frame, access: Accessing, region: Region, at: Array, who: Array, mine: Array, bad: Array,
         records: Array, kind: str, warning: str = "",
     ) -> None:  # fmt: skip
-        """`_report` of granules at slots `at[bad]`, accessed by lanes `who[bad]`: of one, unless a witness counts."""
-        some = len(bad) if self.witness is not None else 1
-        for position, record in zip(bad[:some].tolist(), records[:some].tolist(), strict=True):
+        """`_report` of granules at slots `at[bad]`, accessed by lanes `who[bad]`.
+
+        It is of one of them, unless a witness counts: of the first that is a fault, if there is one.
+        """
+        pairs = list(zip(bad.tolist(), records.tolist(), strict=True))
+        if self.witness is None and len(pairs) > 1:
+            pairs = [self._worst(frame, access, who, mine, pairs, kind, warning)]
+        for position, record in pairs:
             offset = self.granules.byte(int(at[position]))
             self._report(frame, access, region, offset, who[position], record, kind, warning, int(mine[position]))
+
+    def _worst(
+        self, frame: Frame, access: Accessing, who: Array, mine: Array, pairs: list[tuple[int, int]], kind: str,
+        warning: str,
+    ) -> tuple[int, int]:  # fmt: skip
+        """The first (position, record) that is a fault, or else the first."""
+        if warning:
+            return pairs[0]
+        seen: set[tuple[int, int]] = set()
+        for position, record in pairs:
+            lane = int(who[position])
+            if (lane, record) in seen:
+                continue
+            seen.add((lane, record))
+            if self._poll(frame, access, lane, record, int(mine[position]), kind) is None:
+                return position, record
+        return pairs[0]
+
+    def _poll(self, frame: Frame, access: Accessing, lane: int, record: int, mine: int, kind: str) -> Poll | None:
+        """The poll without an acquire that makes a race but a warning, or None."""
+        if kind not in ("write-read", "read-write", "write-write"):
+            return None
+        if not self._is_certain(frame, lane, access, record, mine, kind):
+            return None
+        poll = frame.machine.strong.unacquired(lane, record & ~int(SEVERAL))
+        return poll if poll is not None and poll.softens(kind) else None
 
     def _report(
         self, frame: Frame, access: Accessing, region: Region, offset: int, lane: Any, record: Any, kind: str,
@@ -499,9 +531,9 @@ class RaceShadow:
         other_block, other_thread = machine.place_of_thread(record & int(THREAD))
         several = bool(record & int(SEVERAL))
         certain = self._is_certain(frame, int(lane), access, record, mine, kind)
-        if not warning and kind in ("write-read", "read-write", "write-write") and certain:
-            alone = record & ~int(SEVERAL)
-            warning = "missing acquire" if machine.strong.would_order(int(lane), alone) else ""
+        poll = None if warning else self._poll(frame, access, int(lane), record, mine, kind)
+        if poll is not None:
+            warning = "missing acquire"
         verb, missing = _SENTENCES[kind]
         missing = _MILDER.get(warning, missing)
         whom = f"several threads, thread {other_thread} among them," if several else f"thread {other_thread}"
@@ -527,6 +559,7 @@ class RaceShadow:
             certain=certain,
             earlier=earlier,
             among=None if record & int(_AGENTS) == int(BULK) else other_thread,
+            poll=None if poll is None else poll.instruction,
             **fields,
         )
         self.found(machine, error, byte, int(lane))

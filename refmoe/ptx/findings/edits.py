@@ -18,12 +18,13 @@ class PtxEdit:
 
     Attributes:
         at: the instruction.
-        where: `"before"` or `"after"` it, or `"opcode"`: in the place of its opcode.
+        where: `"before"` or `"after"` it, `"opcode"`: in the place of its opcode, or `"whole"`: in the place of the
+            instruction with its guard.
         text: what is put there.
     """
 
     at: WrittenInstruction
-    where: Literal["before", "after", "opcode"]
+    where: Literal["before", "after", "opcode", "whole"]
     text: str
 
 
@@ -39,16 +40,21 @@ def apply(text: str, edits: Iterable[PtxEdit]) -> str:
     """
     lines = text.split("\n")
     # An instruction is found by its opcode, so that this one is changed last.
-    for edit in sorted(edits, key=lambda each: each.where == "opcode"):
+    for edit in sorted(edits, key=lambda each: each.where in ("opcode", "whole")):
         number = edit.at.line - 1
         begin = _begin(lines[number], edit.at)
         line = lines[number]
         if edit.where == "opcode":
             lines[number] = line[:begin] + edit.text + line[begin + len(edit.at.opcode) :]
         elif edit.where == "before":
-            guard = _GUARD.search(line[:begin])
-            place = begin if guard is None else guard.start()
+            place = _guard(line, begin)
             lines[number] = f"{line[:place]}{edit.text} {line[place:]}"
+        elif edit.where == "whole":
+            end = line.find(";", begin)
+            if end < 0:
+                # What goes on in the next line stays as it is.
+                raise Unplaced(edit.at.text)
+            lines[number] = f"{line[: _guard(line, begin)]}{edit.text}{line[end + 1 :]}"
         else:
             while (end := lines[number].find(";", begin)) < 0:
                 number, begin = number + 1, 0
@@ -56,6 +62,12 @@ def apply(text: str, edits: Iterable[PtxEdit]) -> str:
                     raise Unplaced(edit.at.text)
             lines[number] = f"{lines[number][: end + 1]} {edit.text}{lines[number][end + 1 :]}"
     return "\n".join(lines)
+
+
+def _guard(line: str, begin: int) -> int:
+    """Where the guard of the instruction at `begin` stands, or itself if it has none."""
+    guard = _GUARD.search(line[:begin])
+    return begin if guard is None else guard.start()
 
 
 def _begin(line: str, instruction: WrittenInstruction) -> int:

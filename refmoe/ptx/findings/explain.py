@@ -1,19 +1,18 @@
 """Launches that raced are run again: to know both accesses, and to find out what orders them.
 
 Launches are deterministic, and one that fails leaves memory as it was. So everything said of a race is seen in runs of
-the same launch: the earlier access by a `RaceWitness`, and the change that orders both by making it. A change counts if
-the launch is then without this race; if another fault is left, that is said.
+the same launch: the earlier access by a `RaceWitness`, and the change that orders both by making it, see
+`refmoe.ptx.findings.trials`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Protocol, TypeVar
 
 from refmoe.ptx.engine.lanes import Checks
@@ -23,14 +22,13 @@ from refmoe.ptx.findings.accesses import Accessed, kind_of
 from refmoe.ptx.findings.collective import consumers
 from refmoe.ptx.findings.edits import PtxEdit, Unplaced, apply
 from refmoe.ptx.findings.finding import Finding
-from refmoe.ptx.findings.remedies import RaceSite, Relation, Remedy, remedies
+from refmoe.ptx.findings.remedies import RaceSite, Relation
+from refmoe.ptx.findings.trials import Agreeing, Ended, Outcome, Trials
 from refmoe.ptx.module import Module
 from refmoe.ptx.text.syntax import Function, Instruction
 
-# Changes that are tried, each of which is compiled and run; and instructions that are compiled for that.
-_TRIALS, _COMPILED = 32, 20_000
-# Steps of a launch, see `Launch.steps`, up to which it is run again with changes, and up to which with a witness.
-_TRIED, _SEEN = 1_000_000, 20_000_000
+# Steps of a launch, see `Launch.steps`, up to which it is run again with a witness.
+_SEEN = 20_000_000
 # Warnings of one launch that are explained.
 _WARNINGS = 4
 # Entries whose collectives are looked at.
@@ -114,6 +112,7 @@ def settled(
     checks: Checks,
     shape: LaunchShape,
     attempt: Attempt[T],
+    agreeing: Agreeing,
     whole: bool,
     seen: bool,
     steps: Callable[[], int],
@@ -125,6 +124,7 @@ def settled(
         checks: of the launch.
         shape: of the launch.
         attempt: runs it.
+        agreeing: runs it with a change, under several schedules.
         whole: whether all accesses of a region can be kept: not those of bulk copies.
         seen: whether observers see it, who cannot see it twice.
         steps: how many it has taken so far.
@@ -136,7 +136,7 @@ def settled(
         RaceError: with its finding, if the checks ask for that.
         PtxError: what else went wrong.
     """
-    explainer = Explainer(module, shape, attempt, steps)
+    explainer = Explainer(module, shape, attempt, agreeing, steps)
     explains = checks.explain and _EXPLAINS.get()
     exact: frozenset[str] = frozenset()
     running, milder = module, list[RaceError]()
@@ -173,27 +173,33 @@ class Explainer:
         module: that was launched.
         shape: of the launch.
         attempt: runs it.
+        agreeing: runs it with a change, under several schedules.
         steps: how many it has taken so far.
     """
 
     def __init__(
-        self, module: Module, shape: LaunchShape, attempt: Attempt[EndedLaunch], steps: Callable[[], int]
+        self,
+        module: Module,
+        shape: LaunchShape,
+        attempt: Attempt[EndedLaunch],
+        agreeing: Agreeing,
+        steps: Callable[[], int],
     ) -> None:
-        self._module, self._shape, self._attempt, self._steps = module, shape, attempt, steps
+        self._module, self._shape, self._attempt = module, shape, attempt
+        self._trials = Trials(self._became, agreeing, self._site, steps)
         # Collectives at which lanes meet in the module that runs.
         self._met: set[Instruction] = set()
         # Who saw a region last, which is asked for once for each race there: the module, what is kept exactly.
         self._last: tuple[Module, frozenset[str], RaceWitness] | None = None
-        # What became of edited texts, and the changes that made a launch clean, with the lines that still race.
-        self._outcomes: dict[str, RaceError | frozenset[int] | None] = {}
-        self._clean: list[tuple[Remedy, str, frozenset[int]]] = []
 
     def seen(self, error: RaceError, module: Module, exact: frozenset[str]) -> RacingPair:
         """A race as a witness saw it: with its earlier instruction, and what else the two instructions hit."""
-        for (kind, line, _), pair in self._witnessed(error.buffer, module, exact).pairs.items():
-            if (kind, line, pair.error.offset) == (error.kind, error.line, error.offset):
-                return pair
-        return RacingPair(error, {error.offset}, {0})
+        pairs = self._witnessed(error.buffer, module, exact).pairs
+        alike = [pair for (kind, line, _), pair in pairs.items() if (kind, line) == (error.kind, error.line)]
+        # A warning may have been met at another byte before.
+        known = [pair for pair in alike if pair.error.offset == error.offset or error.offset in pair.bytes]
+        exactly = [pair for pair in known if pair.error.earlier is not None] or known or alike
+        return exactly[0] if exactly else RacingPair(error, {error.offset}, {0})
 
     def _witnessed(self, region: str, module: Module, exact: frozenset[str]) -> RaceWitness:
         """A witness of all races in a region."""
@@ -211,7 +217,7 @@ class Explainer:
     def explained(self, error: RaceError, module: Module, exact: frozenset[str]) -> RaceError:
         """A race of a module that ran, with its finding."""
         pair = self.seen(error, module, exact)
-        race = self._race(error, pair, self._witnessed(error.buffer, module, exact))
+        race = self._race(error, pair, self._witnessed(error.buffer, module, exact), self._module)
         later = Accessed(
             *kind_of(opcode_of(error)), block=error.block, thread=error.thread, line=error.line, source=error.source,
             text=error.text,
@@ -225,12 +231,23 @@ class Explainer:
             "of the grid before this one" if error.kind == "previous grid" else "not known",
         )  # fmt: skip
         if race is not None:
-            found = self._remedied(found, race, module)
+            found = self._trials.remedied(found, race, module)
+        if error.poll is not None:
+            pairs = self._witnessed(error.buffer, module, exact).pairs.values()
+            others = {each.error.line: each.error for each in pairs if each.error.cause == error.cause}
+            others.pop(error.line, None)
+            found = replace(found, also=tuple(_place(each) for _, each in sorted(others.items())))
         return error.explained(found, earlier=pair.error.earlier)
 
-    def _race(self, error: RaceError, pair: RacingPair, witness: RaceWitness) -> RaceSite | None:
+    def _site(self, error: RaceError, module: Module) -> RaceSite | None:
+        """A race of an edited module, with its code there."""
+        exact = frozenset[str]() if error.certain else frozenset((error.buffer,))
+        pair = self.seen(error, module, exact)
+        return self._race(error, pair, self._witnessed(error.buffer, module, exact), module)
+
+    def _race(self, error: RaceError, pair: RacingPair, witness: RaceWitness, module: Module) -> RaceSite | None:
         """The race with its code; None where the text has no such instruction."""
-        for function in self._functions():
+        for function in _functions(module):
             body = function.body or ()
             later = next((each for each in body if isinstance(each, Instruction) and _is(each, error)), None)
             if later is not None:
@@ -242,73 +259,14 @@ class Explainer:
                 return RaceSite(error, later, earlier, body, self._shape.relation(one, other), warps)
         return None
 
-    def _functions(self) -> Iterable[Function]:
-        for name, function in list(self._module.declared.items()):
-            whole = self._module.read(name)
-            yield function if whole is None else whole
-
-    # Trials
-
-    def _remedied(self, found: Finding, race: RaceSite, module: Module) -> Finding:
-        best: tuple[Remedy, str] | None = None
-        trials = min(_TRIALS, _COMPILED // max(len(race.body), 1)) if self._steps() <= _TRIED else 0
-        if not trials:
-            remedy = next(remedies(race), None)
-            return found if remedy is None else replace(found, remedy=remedy.words)
-        for remedy in islice(remedies(race), trials):
-            if (known := self._known(remedy, race)) is not None:
-                return self._with(found, *known, clean=True)
-            outcome, text = self._tried(remedy, race, module)
-            if outcome == "clean":
-                return self._with(found, remedy, text, clean=True)
-            if outcome == "another" and best is None:
-                best = remedy, text
-        return found if best is None else self._with(found, *best, clean=False)
-
-    def _with(self, found: Finding, remedy: Remedy, text: str, clean: bool) -> Finding:
-        return replace(
-            found, missing=remedy.missing, remedy=remedy.words, tried=True, clean=clean, edited=text,
-            section=remedy.section,
-        )  # fmt: skip
-
-    def _known(self, remedy: Remedy, race: RaceSite) -> tuple[Remedy, str] | None:
-        """A change like `remedy`, elsewhere, that made another race go and this one with it; and the text."""
-        like = [each.text for each in remedy.edits]
-        for other, text, lines in self._clean:
-            if [each.text for each in other.edits] == like and race.error.line not in lines:
-                return replace(remedy, words=other.words), text
-        return None
-
-    def _tried(self, remedy: Remedy, race: RaceSite, module: Module) -> tuple[str, str]:
-        """(`"clean"`, `"another"` fault or `"not"`, the text) of a launch with a change."""
+    def _became(self, module: Module) -> Outcome:
+        """What became of a launch of an edited module."""
         try:
-            text = apply(module.text, remedy.edits)
-        except Unplaced:
-            return "not", ""
-        if text not in self._outcomes:
-            self._outcomes[text] = self._outcome(text, module)
-        outcome = self._outcomes[text]
-        if outcome is None:
-            return "not", ""
-        if isinstance(outcome, RaceError):
-            lines = {race.error.line} | ({race.earlier.line} if race.earlier else set())
-            same = outcome.kind == race.error.kind or outcome.buffer == race.error.buffer
-            return ("not", "") if outcome.line in lines and same else ("another", text)
-        if race.error.line in outcome:
-            return "not", ""
-        self._clean.append((remedy, text, outcome))
-        return "clean", text
-
-    def _outcome(self, text: str, module: Module) -> RaceError | frozenset[int] | None:
-        """The race of a launch with another text, the lines that it warns of, or None for another fault."""
-        try:
-            outcome = self._run_certainly(module.edited(text))
+            outcome = self._run_certainly(module)
         except RaceError as error:
             return error
-        except PtxError:
-            return None
         outcome.take_back()
-        return frozenset(each.line for each in outcome.warnings)
+        return Ended(outcome.warnings)
 
     def _run_certainly(self, module: Module) -> EndedLaunch:
         """Run a module aside; a race that is only suspected is looked for again."""
@@ -331,7 +289,7 @@ class Explainer:
         load = pair.error.earlier
         if not isinstance(load, Instruction):
             return None
-        for function in self._functions():
+        for function in _functions(self._module):
             body = function.body or ()
             if len(body) > _LONGEST_COLLECTIVE:
                 continue
@@ -354,6 +312,12 @@ class Explainer:
         return None
 
 
+def _functions(module: Module) -> Iterator[Function]:
+    for name, function in list(module.declared.items()):
+        whole = module.read(name)
+        yield function if whole is None else whole
+
+
 def _milder(error: RaceError, pair: RacingPair, found: Sequence[Instruction], edited: str, clean: bool) -> RaceError:
     """The warning that an error is, whose values `found` consumed; in the edited text the warp meets there."""
     taken = ", ".join(str(each.line) for each in found[:_WARNINGS])
@@ -370,6 +334,10 @@ def _milder(error: RaceError, pair: RacingPair, found: Sequence[Instruction], ed
         len(pair.bytes), len(pair.threads), pair.more, "values-that-a-collective-took",
     )  # fmt: skip
     return error.explained(finding, earlier=load, warning="warp-collective")
+
+
+def _place(error: RaceError) -> str:
+    return f"line {error.line}" + (f" ({error.source})" if error.source else "")
 
 
 def opcode_of(error: RaceError) -> str:

@@ -8,6 +8,9 @@ from refmoe.ptx.findings.accesses import Accessed
 
 PAGE = "docs/guides/races.md"
 
+# Where the project's files can be read by who has no checkout: `[project.urls]` of pyproject.toml.
+PROJECT = "https://github.com/refmoe/refmoe/blob/main"
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -16,13 +19,18 @@ class Finding:
     Attributes:
         later, earlier: both accesses, the one that was found out first; the earlier one is None where nobody knows.
         missing: which order is missing, in words.
-        remedy: the smallest change that orders them, in words; empty where none is known.
+        remedy: the smallest change that orders them, in words; empty where none is known, see `why`.
         tried: whether the launch was run with that change, and was without this race.
         clean: whether it was then without any other fault, too.
         edited: the PTX text with the change, or None.
         bytes, threads: how many the same two instructions hit; `more` if there may be others.
         section: of the page that tells what PTX says of it.
         other: what the earlier access was, where it was none of this launch's.
+        orders: whether the change orders them; else it makes both strong, and they may come in any order.
+        schedules: under how many the launch with that change was run; 0 where it is too long for that.
+        same: whether it left the same bytes under all of them.
+        why: why no change is known.
+        also: other accesses that this change orders, too: places.
     """
 
     later: Accessed
@@ -37,11 +45,16 @@ class Finding:
     more: bool
     section: str
     other: str = "not known"
+    orders: bool = True
+    schedules: int = 0
+    same: bool = True
+    why: str = ""
+    also: tuple[str, ...] = ()
 
     @property
     def link(self) -> str:
-        """The section's place."""
-        return f"{PAGE}#{self.section}"
+        """The section's address."""
+        return f"{PROJECT}/{PAGE}#{self.section}"
 
     def lines(self) -> tuple[str, ...]:
         """What is said, a sentence each."""
@@ -54,15 +67,27 @@ class Finding:
             )
         found.append(f"missing: {self.missing}")
         if self.remedy:
-            if not self.tried:
-                outcome = "not tried"
-            elif self.clean:
-                outcome = "tried: this launch is then without a fault"
-            else:
-                outcome = "tried: this race is then gone, and another fault is left"
-            found.append(f"what orders them: {self.remedy} ({outcome})")
+            what = "what orders them" if self.orders else "what lets them come in any order"
+            found.append(f"{what}: {self.remedy} ({self._outcome()})")
+        elif self.why:
+            found.append(f"what orders them: not known: {self.why}")
+        if self.also:
+            found.append(f"the same change orders {', '.join(self.also)}")
         found.append(f"see {self.link}")
         return tuple(found)
+
+    def _outcome(self) -> str:
+        """What became of the launch with the change."""
+        if not self.tried:
+            return "not tried"
+        if not self.clean:
+            return "tried: this race is then gone, and another fault is left"
+        clean = "tried: this launch is then without a fault"
+        if self.schedules <= 1:
+            return f"{clean}; under this schedule alone"
+        if not self.same:
+            return f"{clean} under {self.schedules} schedules; its bytes still depend on the schedule"
+        return f"{clean}, and leaves the same bytes under {self.schedules} schedules"
 
     def document(self) -> dict[str, object]:
         """As JSON has it."""
@@ -75,7 +100,9 @@ class Finding:
         }  # fmt: skip
         return {
             **sides, "missing": self.missing, "remedy": self.remedy, "tried": self.tried, "clean": self.clean,
-            "bytes": self.bytes, "threads": self.threads, "more": self.more, "link": self.link,
+            "orders": self.orders, "schedules": self.schedules, "same": self.same, "why": self.why,
+            "also": list(self.also), "bytes": self.bytes, "threads": self.threads, "more": self.more,
+            "link": self.link,
         }  # fmt: skip
 
 

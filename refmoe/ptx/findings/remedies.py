@@ -1,8 +1,11 @@
 """Changes that may order the two accesses of a race, the smallest first.
 
-Nothing here decides whether a change does: every one of them is tried, see `refmoe.ptx.findings.explain`. What decides
+Nothing here decides whether a change does: every one of them is tried, see `refmoe.ptx.findings.trials`. What decides
 the order of trials is the cost of a change on a chip: a scope, a fence or an acquire before a barrier of a warp, that
 before a barrier of a block.
+
+A change that only makes accesses strong orders nothing: PTX then calls the two no race, and lets either come first. It
+is a remedy only for a launch whose result does not depend on which one does.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from refmoe.ptx.errors import RaceError
 from refmoe.ptx.findings.accesses import scope_at
 from refmoe.ptx.findings.edits import PtxEdit
 from refmoe.ptx.text.memory_ops import memory_opcode
-from refmoe.ptx.text.syntax import Instruction, Label
+from refmoe.ptx.text.syntax import Instruction, Label, Symbol
 
 Relation = Literal["thread", "warp", "block", "cluster", "grid"]
 Body = Sequence[Instruction | Label]
@@ -52,12 +55,20 @@ class Remedy:
         edits: of the text.
         missing: which order the two accesses lack, if this gives it.
         section: of the page on races.
+        orders: whether it may order the two; else it makes them strong, so that they may come in any order, unless a
+            release and an acquire come with it.
     """
 
     words: str
     edits: tuple[PtxEdit, ...]
     missing: str
     section: str
+    orders: bool = True
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether it orders the two where the result shows that it does."""
+        return self.orders or any(re.search(r"\b(release|acquire|acq_rel)\b", each.text) for each in self.edits)
 
 
 @dataclass(frozen=True)
@@ -130,9 +141,12 @@ def remedies(race: RaceSite) -> Iterator[Remedy]:
     yield from _coherent_loads(race)
     yield from _waits(race)
     yield from _strength(race)
+    yield from _semantics_of_barriers(race)
     yield from _signals(race)
+    yield from _later_releases(race)
     yield from _meetings_before_arrivals(race)
     yield from _barriers(race)
+    yield from _sequential_fences(race)
     if not _mixed(race):
         yield from _strong_pair(race)
 
@@ -181,10 +195,11 @@ def _tensor_map(race: RaceSite) -> Iterator[Remedy]:
     if race.earlier is not None:
         after = PtxEdit(race.earlier, "after", drain)
         yield Remedy(f"{words} after {where(race.earlier)}, by the thread that copies", (after,), *_MAPS)
-        for place, barrier, _ in _barrier_edits(race):
+        for place, barriers, _ in _barrier_edits(race):
             yield Remedy(
-                f"{words} after {where(race.earlier)}, by the thread that copies, and {place}", (after, barrier), *_MAPS
-            )
+                f"{words} after {where(race.earlier)}, by the thread that copies, and {place}", (after, *barriers),
+                *_MAPS,
+            )  # fmt: skip
     if race.earlier is not None and "mbarrier::complete_tx" in race.earlier.opcode:
         yield from _phase_waits(race, *_MAPS)
 
@@ -196,8 +211,8 @@ def _non_coherent(race: RaceSite) -> Iterator[Remedy]:
         plain = PtxEdit(each, "opcode", each.opcode.replace(".nc", ""))
         words = f"a plain ld.global at {where(each)} (no __ldg, and no const __restrict__ on what the grid writes)"
         yield Remedy(words, (plain,), *_NC)
-        for place, barrier, _ in _barrier_edits(race):
-            yield Remedy(f"{words}, and {place}", (plain, barrier), *_NC)
+        for place, barriers, _ in _barrier_edits(race):
+            yield Remedy(f"{words}, and {place}", (plain, *barriers), *_NC)
 
 
 def _exit(race: RaceSite) -> Iterator[Remedy]:
@@ -233,7 +248,7 @@ def _waits(race: RaceSite) -> Iterator[Remedy]:
         return
     opcode = race.earlier.opcode
     missing, section = race.default
-    if opcode.startswith(("cp.async.bulk", "cp.reduce.async.bulk")):
+    if opcode.startswith(_BULK):
         if "mbarrier::complete_tx" in opcode:
             yield from _phase_waits(race, missing, section)
             return
@@ -252,9 +267,17 @@ def _waits(race: RaceSite) -> Iterator[Remedy]:
     for text in dict.fromkeys((wait, commit + wait)):
         words = text.rstrip(";").replace("; ", " and ")
         yield Remedy(f"{words} before {where(race.later)}", (PtxEdit(race.later, "before", text),), missing, section)
-    for place, barrier, _ in _barrier_edits(race):
+    for each in race.instructions:
+        if commit and each.opcode == commit.split(";")[0]:
+            yield Remedy(
+                f"{wait.rstrip(';')} after {where(each)}, by the thread that copies", (PtxEdit(each, "after", wait),),
+                missing, section,
+            )  # fmt: skip
+    words = (commit + wait).rstrip(";").replace("; ", " and ")
+    yield Remedy(f"{words} after {where(race.earlier)}, by the thread that copies", (after,), missing, section)
+    for place, barriers, _ in _barrier_edits(race):
         yield Remedy(
-            f"{words} after {where(race.earlier)}, by the thread that copies, and {place}", (after, barrier), missing,
+            f"{words} after {where(race.earlier)}, by the thread that copies, and {place}", (after, *barriers), missing,
             section,
         )  # fmt: skip
 
@@ -284,14 +307,15 @@ def _phase_waits(race: RaceSite, missing: str, section: str) -> Iterator[Remedy]
     """Waiting for a phase of the mbarrier on which a bulk copy completes."""
     earlier = race.earlier
     assert earlier is not None
-    barriers = [each for each in earlier.text.split("[")[1:] if "]" in each]
-    if not barriers:
-        return
-    barrier = barriers[-1].split("]")[0]
-    for parity in (0, 1):
+    # What comes from another block completes on a barrier that the block itself names in another way.
+    named = [earlier] if race.relation in ("thread", "warp", "block") else []
+    named += [each for each in race.instructions if each.opcode.startswith(("mbarrier.init", "mbarrier.arrive.expect"))]
+    barriers = dict.fromkeys(each.text.split("[")[-1].split("]")[0] for each in named if "]" in each.text)
+    acquire = "" if race.relation in ("thread", "warp", "block") else ".acquire.cluster"
+    for barrier, parity in product(list(barriers)[:_PAIRED], (0, 1)):
         loop = (
-            f"{{ .reg .pred %landed; LANDED: mbarrier.try_wait.parity.shared::cta.b64 %landed, [{barrier}], {parity}; "
-            "@!%landed bra LANDED; }"
+            f"{{ .reg .pred %landed; LANDED: mbarrier.try_wait.parity{acquire}.shared::cta.b64 %landed, [{barrier}], "
+            f"{parity}; @!%landed bra LANDED; }}"
         )
         yield Remedy(
             f"a wait for the phase of parity {parity} of [{barrier}] (mbarrier.try_wait) before {where(race.later)}",
@@ -310,6 +334,68 @@ def _meetings_before_arrivals(race: RaceSite) -> Iterator[Remedy]:
             (PtxEdit(each, "before", "bar.warp.sync 0xffffffff;"),),
             "an order between the lanes of a warp and the one that arrives for them", SECTIONS["warp"],
         )  # fmt: skip
+
+
+def _semantics_of_barriers(race: RaceSite) -> Iterator[Remedy]:
+    """Arrivals and waits that are relaxed, or of too narrow a scope."""
+    missing = "a release by who arrives and an acquire by who waits: .relaxed orders no memory"
+    section = "barriers-in-memory"
+    edits: list[tuple[str, PtxEdit]] = []
+    for each in race.instructions:
+        stem = re.match(r"(mbarrier\.(?:arrive|test_wait|try_wait)|barrier\.cluster\.(?:arrive|wait))", each.opcode)
+        if stem is None:
+            continue
+        spelled = each.opcode.replace(".relaxed", ".release" if "arrive" in stem[1] else ".acquire")
+        if race.relation in ("cluster", "grid"):
+            spelled = re.sub(r"\.cta(?=\.)", ".cluster", spelled)
+        if spelled != each.opcode:
+            edits.append((f"{spelled} at {where(each)}", PtxEdit(each, "opcode", spelled)))
+    for words, edit in edits[:_SINGLE]:
+        yield Remedy(words, (edit,), missing, section)
+    if 1 < len(edits) <= _SINGLE:
+        yield Remedy(
+            " and ".join(words for words, _ in edits), tuple(edit for _, edit in edits), missing, section
+        )  # fmt: skip
+
+
+def _later_releases(race: RaceSite) -> Iterator[Remedy]:
+    """A release that stands before the access that it is to pass on: it goes behind it."""
+    if race.earlier is None:
+        return
+    missing = "a release behind the access: what stands behind a release is not passed on by it"
+    ahead: list[Instruction] = []
+    for each in race.body:
+        if isinstance(each, Label) or each.opcode.split(".")[0] in ("bra", "brx", "call"):
+            ahead = []
+        elif each == race.earlier:
+            break
+        else:
+            ahead.append(each)
+    else:
+        return
+    for each in ahead[-_PLACES:]:
+        parts = memory_opcode(each.opcode)
+        strong = parts is not None and parts.strong and parts.stem != "ld"
+        if not strong and not re.match(r"mbarrier\.arrive", each.opcode):
+            continue
+        yield Remedy(
+            f"{each.opcode} of {where(each)} behind {where(race.earlier)}",
+            (PtxEdit(race.earlier, "after", each.text.rstrip(";") + ";"), PtxEdit(each, "whole", "")),
+            missing, "release-and-acquire",
+        )  # fmt: skip
+
+
+def _sequential_fences(race: RaceSite) -> Iterator[Remedy]:
+    """Threads that write one place and read the other's: only fences `.sc` have an order of their own."""
+    missing = "a fence.sc between the strong write and the strong read of each thread"
+    found: list[PtxEdit] = []
+    for each in race.instructions:
+        stem, *rest = each.opcode.split(".")
+        if stem == "fence" and "acq_rel" in rest:
+            found.append(PtxEdit(each, "opcode", _scoped(each.opcode.replace("acq_rel", "sc"), race.scope)))
+    for some in [found] if 0 < len(found) <= _SINGLE else []:
+        words = " and ".join(f"{edit.text} at line {edit.at.line}" for edit in some)
+        yield Remedy(words, tuple(some), missing, "fences-in-sequence")
 
 
 # Signals: strong accesses and fences
@@ -339,7 +425,7 @@ def _strength(race: RaceSite) -> Iterator[Remedy]:
     if narrow:
         words = " and ".join(f"{_scoped(each.opcode, race.scope)} at {where(each)}" for each in _once(narrow))
         edits = tuple(PtxEdit(each, "opcode", _scoped(each.opcode, race.scope)) for each in _once(narrow))
-        yield Remedy(words, edits, f"a scope that has both threads: .{race.scope}", "scopes")
+        yield Remedy(words, edits, f"a scope that has both threads: .{race.scope}", "scopes", orders=False)
     weak = [each for each in (race.later, race.earlier) if scope_at(each.opcode) is None]
     for semantics in ("relaxed", ""):
         edits = tuple(
@@ -351,24 +437,59 @@ def _strength(race: RaceSite) -> Iterator[Remedy]:
             words = " and ".join(
                 f"{edit.text} at {where(edit.at)}" for edit in edits if isinstance(edit.at, Instruction)
             )
-            yield Remedy(words, edits, missing, _MIXED)
+            yield Remedy(words, edits, missing, _MIXED, orders=False)
 
 
 def _strong_pair(race: RaceSite) -> Iterator[Remedy]:
-    """Two plain accesses of one place, which may be a flag: a release and an acquire."""
+    """Two plain accesses of one place, which may be a flag: strong ones, or a release and an acquire."""
     both = [each for each in (race.later, race.earlier) if each is not None]
+    if len(both) < 2 or not _may_come_in_any_order(race, both):
+        return
     for semantics in ("relaxed", ""):
         edits = tuple(
             PtxEdit(each, "opcode", spelled)
             for each in _once(both)
             if (spelled := _strong(each, semantics, race.scope))
         )
-        if len(both) == 2 and len(edits) == len(_once(both)):
+        if len(edits) == len(_once(both)):
             words = " and ".join(
                 f"{edit.text} at {where(edit.at)}" for edit in edits if isinstance(edit.at, Instruction)
             )
             section = race.default[1] if race.error.warning == "same value" else _MIXED
-            yield Remedy(words, edits, "strength: both are plain accesses of one place", section)
+            missing = "strength: both are plain accesses of one place"
+            yield Remedy(words, edits, missing, section, orders=False)
+
+
+def _may_come_in_any_order(race: RaceSite, both: Sequence[Instruction]) -> bool:
+    """Whether a program may be right whichever of two plain accesses comes first: two writes, or a flag that is polled.
+
+    Data that is read once needs an order, whatever the values of one launch are.
+    """
+    return all(_stores(each) for each in both) or any(_is_polled(race.body, each) for each in both)
+
+
+def _stores(instruction: Instruction) -> bool:
+    return instruction.opcode.split(".")[0] == "st"
+
+
+def _is_polled(body: Body, load: Instruction) -> bool:
+    """Whether a load stands in a loop without another access of memory: what it reads lets the thread out of it."""
+    places = {each.name: number for number, each in enumerate(body) if isinstance(each, Label)}
+    here = next((number for number, each in enumerate(body) if each is load or each == load), None)
+    if here is None or load.opcode.split(".")[0] not in ("ld", "ldu"):
+        return False
+    for number, each in enumerate(body[here + 1 :], here + 1):
+        if isinstance(each, Label):
+            continue
+        if each.opcode.split(".")[0] == "bra":
+            names = [operand.name for operand in each.operands if isinstance(operand, Symbol)]
+            targets = [places[name] for name in names if name in places]
+            if any(target <= here for target in targets):
+                between = body[min(targets) : number]
+                return not any(isinstance(one, Instruction) and _stores(one) for one in between)
+        elif memory_opcode(each.opcode) is not None:
+            return False
+    return False
 
 
 def _once(instructions: Sequence[Instruction]) -> list[Instruction]:
@@ -475,13 +596,34 @@ _BARRIERS: dict[Relation, tuple[str, str]] = {
 
 def _barriers(race: RaceSite) -> Iterator[Remedy]:
     kept = race.default[1]
-    for words, edit, relation in _barrier_edits(race):
+    for words, edits, relation in _barrier_edits(race):
         section = SECTIONS[relation] if kept == SECTIONS[race.relation] else kept
-        yield Remedy(words, (edit,), _MISSING[relation], section)
+        yield Remedy(words, edits, _MISSING[relation], section)
+    if race.relation not in ("cluster", "grid"):
+        return
+    # A barrier of a block orders nothing between two blocks, but one thread may signal, or poll, for the others.
+    missing = "an order between the thread that signals, or polls, and those of its block for which it does"
+    for relation in ("warp", "block"):
+        words, text = _BARRIERS[relation]
+        places: list[tuple[str, PtxEdit]] = []
+        if race.earlier is not None:
+            places.append((f"{words} after {where(race.earlier)}", PtxEdit(race.earlier, "after", text)))
+        places.append((f"{words} before {where(race.later)}", PtxEdit(race.later, "before", text)))
+        for place, edit in places:
+            yield Remedy(place, (edit,), missing, "one-thread-for-others")
+        for each in _meetings(race):
+            yield Remedy(
+                f"{words} before {where(each)}", (PtxEdit(each, "before", text),), missing, "one-thread-for-others"
+            )
+        if len(places) > 1:
+            yield Remedy(
+                " and ".join(place for place, _ in places), tuple(edit for _, edit in places), missing,
+                "one-thread-for-others",
+            )  # fmt: skip
 
 
-def _barrier_edits(race: RaceSite) -> Iterator[tuple[str, PtxEdit, Relation]]:
-    """(words, change, whose) of barriers of those who have both threads, at both accesses and where lanes meet."""
+def _barrier_edits(race: RaceSite) -> Iterator[tuple[str, tuple[PtxEdit, ...], Relation]]:
+    """(words, changes, whose) of barriers of those who have both threads, at both accesses and where lanes meet."""
     relations: list[Relation] = ["warp", "block"] if race.relation in ("thread", "warp") else [race.relation]
     if race.warps and not any(map(_passes_on, race.instructions)):
         # A meeting of a warp orders nothing between two warps: what does comes first.
@@ -490,14 +632,22 @@ def _barrier_edits(race: RaceSite) -> Iterator[tuple[str, PtxEdit, Relation]]:
         if relation not in _BARRIERS:
             return
         words, text = _BARRIERS[relation]
-        yield f"{words} before {where(race.later)}", PtxEdit(race.later, "before", text), relation
+        before_later = PtxEdit(race.later, "before", text)
+        yield f"{words} before {where(race.later)}", (before_later,), relation
         if race.earlier is not None:
-            yield f"{words} after {where(race.earlier)}", PtxEdit(race.earlier, "after", text), relation
+            after_earlier = PtxEdit(race.earlier, "after", text)
+            yield f"{words} after {where(race.earlier)}", (after_earlier,), relation
             # Which of both accesses is found out first depends on the schedule.
-            yield f"{words} before {where(race.earlier)}", PtxEdit(race.earlier, "before", text), relation
-            yield f"{words} after {where(race.later)}", PtxEdit(race.later, "after", text), relation
+            yield f"{words} before {where(race.earlier)}", (PtxEdit(race.earlier, "before", text),), relation
+            yield f"{words} after {where(race.later)}", (PtxEdit(race.later, "after", text),), relation
         for each in _meetings(race):
-            yield f"{words} before {where(each)}", PtxEdit(each, "before", text), relation
+            yield f"{words} before {where(each)}", (PtxEdit(each, "before", text),), relation
+        if race.earlier is not None and relation == "block":
+            # Each of two branches has its own.
+            yield (
+                f"{words} after {where(race.earlier)}, and before {where(race.later)}", (after_earlier, before_later),
+                relation,
+            )  # fmt: skip
 
 
 def _passes_on(instruction: Instruction) -> bool:

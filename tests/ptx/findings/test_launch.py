@@ -93,6 +93,23 @@ def test_a_change_that_leaves_the_warning_is_none() -> None:
     assert row.launch(str(warning.finding.edited))[0].warnings == ()
 
 
+def test_what_follows_one_poll_is_one_finding() -> None:
+    row = ROW["relaxed poll"]
+    again = "ld.global.u32 %r8, [%d1];\nld.global.u32 %r9, [%d1];"
+    source = text(row.racy.replace("ld.global.u32 %r8, [%d1];", again), declarations=CELLS)
+    reads = [line for line, words in enumerate(source.splitlines(), 1) if words.strip().startswith("ld.global.u32")]
+    for checks in (ptx.Checks(), ptx.Checks(explain=False)):
+        result, _ = row.launch(source, checks=checks)
+        (warning,) = result.warnings
+        assert warning.line == reads[0]
+        assert warning.poll is not None
+        assert warning.poll.opcode == "ld.relaxed.gpu.global.u32"
+    result, _ = row.launch(source, schedules=4)
+    (warning,) = result.warnings
+    assert warning.finding is not None
+    assert f"the same change orders line {reads[1]}" in warning.finding.lines()
+
+
 def test_observers_see_one_launch() -> None:
     row = ROW["relaxed poll"]
     watch = ptx.Watch("argument 0", 0, 4)
@@ -305,6 +322,12 @@ def test_edits_keep_every_line() -> None:
     assert "{ ld.volatile.global.u32 %r3, [%d0]; bar.sync 2; }" in squeezed
     with pytest.raises(Unplaced):
         apply(source.replace("ld.global.u32", "ld.global.s32"), [PtxEdit(load, "before", "ret;")])
+    moved = " ".join(apply(source, [PtxEdit(second, "after", "@%p1 st.shared.u32 [cell], 1;"),
+                                    PtxEdit(first, "whole", "")]).split())  # fmt: skip
+    assert "; st.shared.u32 [cell+4], 2; @%p1 st.shared.u32 [cell], 1; {" in moved
+    assert moved.count("[cell], 1;") == moved.count("@%p1") == 1
+    with pytest.raises(Unplaced):
+        apply(source, [PtxEdit(load, "whole", "")])
 
 
 # Values that a collective takes

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.findings.bulk import BULK_ROWS, BulkRow
+from support.findings.experts import EXPERT_ROWS, HOPELESS_ROWS
 from support.findings.plain import ROWS, Row
 
 from refmoe import ptx
+from refmoe.ptx.findings.finding import PAGE, PROJECT
 
 ROOT = Path(__file__).parents[3]
-EVERY = [*ROWS, *BULK_ROWS]
+EVERY = [*ROWS, *EXPERT_ROWS, *BULK_ROWS]
+SCHEDULES = 16
 each_row = pytest.mark.parametrize("row", EVERY, ids=str)
 
 
@@ -43,7 +47,7 @@ def test_what_is_said(row: Row | BulkRow) -> None:
     assert row.remedy in finding.remedy
     assert finding.section == row.section
     assert str(race).splitlines()[0] == race.message
-    assert str(race).splitlines()[-1].strip() == f"see docs/guides/races.md#{row.section}"
+    assert str(race).splitlines()[-1].strip() == f"see {PROJECT}/{PAGE}#{row.section}"
 
 
 @each_row
@@ -56,12 +60,41 @@ def test_the_change_makes_it_clean(row: Row | BulkRow) -> None:
     assert finding.edited != row.text
     # Lines mean the same in both texts.
     assert len(finding.edited.splitlines()) == len(row.text.splitlines())
-    result, after = row.launch(finding.edited)
+    assert finding.same
+    assert finding.schedules >= SCHEDULES // 2
+    # It orders the two: they come in many orders under these, and the launch leaves the same bytes.
+    result, after = row.launch(finding.edited, schedules=SCHEDULES)
     assert result.warnings == ()
     again, expected = row.launch(row.twin)
     assert again.warnings == ()
     if "reads" not in row.name:
         np.testing.assert_array_equal(after, expected)
+
+
+@pytest.mark.parametrize("row", HOPELESS_ROWS, ids=str)
+def test_why_no_change_is_known(row: Row) -> None:
+    finding = found(row).finding
+    assert finding is not None
+    assert (finding.remedy, finding.edited, finding.section) == ("", None, row.section)
+    assert row.remedy in finding.why
+    assert f"what orders them: not known: {finding.why}" in finding.lines()
+
+
+@pytest.mark.parametrize("row", [row for row in EVERY if row.kind in ("write-read", "read-write")], ids=str)
+def test_the_class_is_the_same_under_every_schedule(row: Row | BulkRow) -> None:
+    classes = set()
+    for schedule in range(SCHEDULES // 2):
+        try:
+            result, _ = row.launch(row.text, schedule=schedule, checks=ptx.Checks(explain=False))
+            classes.update(each.warning for each in result.warnings or [None] if each)
+        except ptx.RaceError as error:
+            classes.add(error.warning)
+        except ptx.MemoryFault as error:
+            # Who reads too early reads what nobody has written yet.
+            assert error.kind == "uninitialised"
+            classes.add("")
+    # Who only looks after the others have ended sees no race.
+    assert classes == {"" if row.warning == "warp-collective" else row.warning}
 
 
 @pytest.mark.parametrize("row", [row for row in EVERY if row.warning], ids=str)
@@ -94,9 +127,26 @@ def test_without_an_explanation(row: Row | BulkRow) -> None:
 
 @each_row
 def test_the_section_is_on_the_page(row: Row | BulkRow) -> None:
-    page = (ROOT / "docs" / "guides" / "races.md").read_text()
+    page = (ROOT / PAGE).read_text()
     anchors = [line.lstrip("#").strip().lower().replace(" ", "-") for line in page.splitlines() if line.startswith("#")]
     assert row.section in anchors
+
+
+def test_the_link_can_be_read_by_everybody() -> None:
+    home = re.search(r'^Homepage = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert home is not None
+    finding = found(ROWS[0]).finding
+    assert finding is not None
+    assert f"{home[1]}/blob/main" == PROJECT
+    assert finding.link == f"{home[1]}/blob/main/{PAGE}#{finding.section}"
+
+
+def test_every_section_says_it_in_code() -> None:
+    page = (ROOT / PAGE).read_text()
+    sections = page.split("\n## ")[2:]
+    assert len(sections) > 15
+    for section in sections:
+        assert "```cuda" in section, section.splitlines()[0]
 
 
 def test_findings_survive_pickling() -> None:

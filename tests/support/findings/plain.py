@@ -111,7 +111,8 @@ JOIN:
     @%p6 bra DONE;
     mul.wide.u32 %d7, %r1, 4; add.u64 %d7, %d7, %d1;
     ld.global.u32 %r10, [%d7];
-    st.global.u32 [%d2], %r10;
+    mul.wide.u32 %d8, %r1, 4; add.u64 %d8, %d8, %d0;
+    st.global.u32 [%d8], %r10;
 DONE:
     ret;
 """
@@ -268,12 +269,14 @@ ROWS = [
     Row("relaxed signal of a warp", _warp_message(poll=_POLL.format("acquire.cta"), set=_SET.format("relaxed.cta")),
         _warp_message(), "write-read", _PLAIN, "st.release.cta", "release-and-acquire"),
     Row("atomics of the block",
-        _COUNTER.format(add="atom.global.cta.add.u32 %r7, [%d0], 1;", read=""),
-        _COUNTER.format(add="atom.global.gpu.add.u32 %r7, [%d0], 1;", read=""), "write-write",
+        _COUNTER.format(add="atom.global.cta.add.u32 %r7, [%d0], 1;", read="mov.u32 %r7, 1;"),
+        _COUNTER.format(add="atom.global.gpu.add.u32 %r7, [%d0], 1;", read="mov.u32 %r7, 1;"), "write-write",
         ("relaxed atomic", "relaxed atomic"), "atom.global.gpu.add.u32", "scopes", "", 3),
     Row("plain read of a counter",
-        _COUNTER.format(add="red.global.add.u32 [%d0], 1;", read="ld.global.u32 %r7, [%d0];"),
-        _COUNTER.format(add="red.global.add.u32 [%d0], 1;", read="ld.relaxed.gpu.global.u32 %r7, [%d0];"),
+        # That it is not 0 does not depend on who comes first.
+        _COUNTER.format(add="red.global.add.u32 [%d0], 1;", read="ld.global.u32 %r7, [%d0];\nmin.u32 %r7, %r7, 1;"),
+        _COUNTER.format(add="red.global.add.u32 [%d0], 1;", read="ld.relaxed.gpu.global.u32 %r7, [%d0];\n"
+                        "min.u32 %r7, %r7, 1;"),
         "write-read", ("relaxed reduction", "plain load"), "ld.relaxed.gpu.global.u32", "strong-and-plain-accesses",
         "", 2),
     Row("last block without a fence",

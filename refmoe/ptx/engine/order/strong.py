@@ -22,8 +22,10 @@ import numpy as np
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.histories import Choosing, History, RecordedWrite
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
+from refmoe.ptx.engine.order.polls import Poll, Polls
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import CLUSTER, GRID, SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
+from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
 # What a pattern reached: the strength of its first operation, and the CTA of its thread.
@@ -130,6 +132,11 @@ class StrongAccess(Protocol):
     """What is asked of a strong access."""
 
     @property
+    def instruction(self) -> Instruction:
+        """It."""
+        ...
+
+    @property
     def width(self) -> int:
         """Bytes."""
         ...
@@ -177,6 +184,7 @@ class Strong:
     def restart(self, first_cta: int) -> None:
         """Become those of other CTAs."""
         self._first_cta = first_cta
+        self.polls = Polls(self._clocks, self._lanes_of_cta)
         self._fences: dict[int, dict[int, FenceKnowledge]] = {}
         # Step of the last `fence.mbarrier_init` of lanes, and what it passes on, once somebody has asked.
         self._inits: dict[int, int] = {}
@@ -237,6 +245,7 @@ class Strong:
     def _learn(self, access: StrongAccess, key: int, releases: Releases, readers: list[int], alive: Array) -> None:
         for lane in readers:
             self._pending.setdefault(lane, {})[key] = releases
+            self.polls.saw(lane, key, releases, access.instruction)
         if not access.acquires:
             return
         by_cta: dict[int, list[int]] = {}
@@ -531,14 +540,14 @@ class Strong:
 
     # What only lacks an acquire
 
-    def would_order(self, lane: int, record: int) -> bool:
-        """Whether a fence in front of what a lane does now would order the access of a record before it."""
+    def unacquired(self, lane: int, record: int) -> Poll | None:
+        """The poll with an acquire of which the access of a record would come before what a lane does now."""
         clocks = self._clocks
         cluster = ((record & int(THREAD)) >> 5) // clocks.warps
-        for releases in self._pending.get(lane, {}).values():
-            knowledge = self._usable(releases, self._cta(lane), GRID)
+        for poll in self.polls.before(lane):
+            knowledge = self._usable(poll.releases, self._cta(lane), GRID)
             if knowledge is None or not knowledge.rows[cluster]:
                 continue
             if clocks.is_known(int(knowledge.rows[cluster]), record):
-                return True
-        return False
+                return poll
+        return None

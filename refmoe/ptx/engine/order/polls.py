@@ -1,0 +1,94 @@
+"""What threads saw strongly without acquiring it, and what is ordered but for that.
+
+A thread polls a flag with a relaxed load, or counts itself in with a relaxed atomic, and what it reads then races with
+what the flag stands for: only an acquire is missing. NVIDIA's own sample of a last block is written so
+(threadFenceReduction), and it is not known to go wrong. So it is a warning, and the same one for the threads that
+come after the one that polled, by a barrier of their block.
+
+It stays a fault where the poll takes a lock, or where a thread that only looked then writes: what it reads may be what
+was there before another one's turn, and what it then leaves is wrong for all that follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from refmoe.ptx.state.records import STEP_SHIFT
+from refmoe.ptx.text.memory_ops import memory_opcode
+from refmoe.ptx.text.syntax import Instruction
+
+# Atomics that take a lock: whoever finds it free has it.
+_LOCKING = ("cas", "exch")
+
+
+class Knowing(Protocol):
+    """What a lane knows, see `refmoe.ptx.engine.order.clocks.Clocks`."""
+
+    now: int
+
+    def record(self, lanes: Any) -> Any:
+        """A plain access by `lanes` now."""
+        ...
+
+    def ordered(self, lanes: Any, record: Any) -> Any:
+        """Whether the access of each record happens before what each of `lanes` does now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """A strong read that saw a release.
+
+    Attributes:
+        lane: whose.
+        step: when.
+        releases: what it would have acquired.
+        instruction: it.
+    """
+
+    lane: int
+    step: int
+    releases: Any
+    instruction: Instruction
+
+    def softens(self, kind: str) -> bool:
+        """Whether a race of that kind, which an acquire here would order, is but a warning."""
+        parts = memory_opcode(self.instruction.opcode)
+        if parts is None or parts.operation in _LOCKING:
+            return False
+        return kind == "write-read" or parts.stem == "atom"
+
+
+class Polls:
+    """Those of some CTAs.
+
+    Args:
+        clocks: theirs.
+        lanes_of_cta: lanes of one.
+    """
+
+    def __init__(self, clocks: Knowing, lanes_of_cta: int) -> None:
+        self._clocks, self._lanes_of_cta = clocks, lanes_of_cta
+        # By CTA, by lane and location.
+        self._polls: dict[int, dict[tuple[int, int], Poll]] = {}
+
+    def saw(self, lane: int, key: int, releases: Any, instruction: Instruction) -> None:
+        """A lane has read a location strongly."""
+        held = self._polls.setdefault(lane // self._lanes_of_cta, {})
+        held[lane, key] = Poll(lane, self._clocks.now, releases, instruction)
+
+    def before(self, lane: int) -> list[Poll]:
+        """Those that come before what a lane does now: its own first, and then those of its CTA."""
+        held = self._polls.get(lane // self._lanes_of_cta, {})
+        own = [each for each in held.values() if each.lane == lane]
+        others = [each for each in held.values() if each.lane != lane]
+        if not others:
+            return own
+        clocks = self._clocks
+        now = clocks.record(np.array([each.lane for each in others]))
+        records = now + (np.array([each.step for each in others], np.int64) - clocks.now << STEP_SHIFT)
+        known = clocks.ordered(np.full(len(others), lane), records)
+        return own + [each for each, is_known in zip(others, known.tolist(), strict=True) if is_known]

@@ -1,0 +1,275 @@
+"""Changes that may order a race are made, one after another, and the launch is run with each.
+
+A launch without a fault does not show that a change orders anything: under one schedule the two accesses may come as
+they should by chance. So a change counts if the launch has no fault and leaves the same bytes under many schedules,
+which the two accesses are free to come in another order in, if nothing orders them. One that only makes both accesses
+strong never counts otherwise.
+
+Where one change lets this race go, and another one is left in its place, the changes for that one are tried on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Literal, Protocol
+
+from refmoe.ptx.errors import PtxError, RaceError
+from refmoe.ptx.findings.edits import Unplaced, apply
+from refmoe.ptx.findings.finding import Finding
+from refmoe.ptx.findings.remedies import RaceSite, Remedy, remedies
+from refmoe.ptx.module import Module
+from refmoe.ptx.text.memory_ops import memory_opcode
+
+# Changes that are tried for one race, each of which is compiled and run; and instructions that are compiled for that.
+_TRIALS, _COMPILED = 64, 40_000
+# Steps of a launch, see `Launch.steps`, up to which it is run again with changes.
+_TRIED = 1_000_000
+# Schedules that a launch has to end under, where accesses may come in any order.
+_FEWEST = 8
+# How many changes are made on top of each other, of how many first ones that leave another race that is tried, and how
+# many are tried for one race and those that are left. An unrolled loop needs one and the same change at each turn.
+_DEEPEST, _BRANCHES, _ALL = 8, 2, 160
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What became of a launch under several schedules.
+
+    Attributes:
+        schedules: under how many it ended; 0 where it is too long for that.
+        same: whether it left the same bytes under all of them.
+        lines: those that it warned of, or that raced under one.
+        failed: whether it had another fault under one.
+    """
+
+    schedules: int
+    same: bool
+    lines: frozenset[int] = frozenset()
+    failed: bool = False
+
+
+class Agreeing(Protocol):
+    """Runs a launch under several schedules."""
+
+    def __call__(self, module: Module, /) -> Agreed:
+        """Run a module so, from the memory as it is now; memory is then as it was, and nobody sees it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A launch with a change ended without a fault; `warnings` are what it warned of."""
+
+    warnings: tuple[RaceError, ...]
+
+
+# What became of a launch: a race, an end without a fault, or None for another fault.
+Outcome = RaceError | Ended | None
+Tried = Literal["clean", "another", "not"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that was tried.
+
+    Attributes:
+        remedy: it.
+        text: of the module with it.
+        clean: whether the launch then had no fault.
+        agreed: what became of it under several schedules.
+    """
+
+    remedy: Remedy
+    text: str
+    clean: bool
+    agreed: Agreed
+
+    @property
+    def mends(self) -> bool:
+        """Whether it counts."""
+        return self.clean and self.agreed.same and (self.remedy.orders or self.agreed.schedules >= _FEWEST)
+
+
+class Trials:
+    """Changes of one launch.
+
+    Args:
+        run: runs a module aside, with what became of it.
+        agreeing: runs it under several schedules.
+        site: the code of a race of a module, or None.
+        steps: how many the launch has taken so far.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Module], Outcome],
+        agreeing: Agreeing,
+        site: Callable[[RaceError, Module], RaceSite | None],
+        steps: Callable[[], int],
+    ) -> None:
+        self._run, self._agreeing, self._site, self._steps = run, agreeing, site, steps
+        # What became of edited texts, and the changes that made a launch clean, with the lines that still race.
+        self._modules: dict[str, Module] = {}
+        self._outcomes: dict[str, Outcome] = {}
+        self._agreed: dict[str, Agreed] = {}
+        self._clean: list[tuple[Change, frozenset[int]]] = []
+        # How many were tried for the race that is asked for.
+        self._count = 0
+
+    def remedied(self, found: Finding, race: RaceSite, module: Module) -> Finding:
+        """A finding with the change that orders its race, or with why none is known."""
+        self._count = 0
+        if not self._most(race):
+            remedy = next((each for each in remedies(race) if each.orders), None)
+            return found if remedy is None else replace(found, remedy=remedy.words, missing=remedy.missing)
+        self._loose: Remedy | None = None
+        change = self._best(race, module, 0)
+        if change is None:
+            return replace(found, why=self._why(race))
+        return replace(
+            found, missing=change.remedy.missing, remedy=change.remedy.words, tried=True, clean=change.clean,
+            edited=change.text, section=change.remedy.section, orders=change.remedy.passes_on,
+            schedules=change.agreed.schedules, same=change.agreed.same,
+        )  # fmt: skip
+
+    def orders_too(self, error: RaceError, edited: str | None) -> bool:
+        """Whether a change that was found for one race lets another one go, too."""
+        return any(change.text == edited and error.line not in lines for change, lines in self._clean)
+
+    def _most(self, race: RaceSite) -> int:
+        """How many changes are tried at most."""
+        return min(_TRIALS, _COMPILED // max(len(race.body), 1)) if self._steps() <= _TRIED else 0
+
+    def _why(self, race: RaceSite) -> str:
+        """Why no change is known."""
+        strong = [memory_opcode(each.opcode) for each in (race.later, race.earlier) if each is not None]
+        if len(strong) == 2 and all(each is not None and each.strong for each in strong):
+            widths = [each.size * each.count for each in strong if each is not None]
+            if widths[0] != widths[1]:
+                return (
+                    f"one access is of {widths[0]} bytes and the other of {widths[1]}: strong accesses excuse each "
+                    "other if they are of the very same bytes, so give them one width, or an order"
+                )
+        if self._loose is not None:
+            return (
+                f"with {self._loose.words} the two may come in any order, and the result depends on the schedule; "
+                "it takes a wait of the one for the other"
+            )
+        if not self._count:
+            return "no small change gives it"
+        tried = f"none of {self._count} changes" if self._count > 1 else "the one change that was tried does not"
+        return f"{tried} of scopes, fences, waits and barriers {'does' if self._count > 1 else ''}".rstrip()
+
+    def _best(self, race: RaceSite, module: Module, depth: int, like: list[str] | None = None) -> Change | None:
+        """The first change that counts; else one that leaves bytes that depend on the schedule, or another fault."""
+        another: list[tuple[Change, RaceError]] = []
+        depends: Change | None = None
+        candidates = list(islice(remedies(race), self._most(race)))
+        # What left this race is as good a guess for it.
+        candidates.sort(key=lambda each: _texts(each) != like)
+        for remedy in candidates:
+            if self._count >= _ALL:
+                break
+            if depth == 0 and (known := self._known(remedy, race)) is not None:
+                return known
+            self._count += 1
+            outcome, text, left = self._tried(remedy, race, module)
+            if outcome == "another" and left is not None and remedy.orders:
+                another.append((Change(remedy, text, False, Agreed(1, True)), left))
+            if outcome != "clean":
+                continue
+            change = Change(remedy, text, True, self._under_schedules(text, module))
+            if change.agreed.failed or change.agreed.lines & _lines_of(race):
+                continue
+            if change.mends:
+                self._clean.append((change, self._lines(text)))
+                return change
+            if remedy.orders:
+                depends = depends or change
+            elif not change.agreed.same:
+                self._loose = self._loose or remedy
+        if depth + 1 < _DEEPEST:
+            for change, left in another[: 1 if depth else _BRANCHES]:
+                if not _is_related(left, race):
+                    continue
+                inner = self._edited(change.text, module)
+                site = self._site(left, inner)
+                more = None if site is None else self._best(site, inner, depth + 1, _texts(change.remedy))
+                if more is not None and more.mends:
+                    return self._together(change, more)
+        return depends or (another[0][0] if another else None)
+
+    def _together(self, one: Change, more: Change) -> Change:
+        first, then = one.remedy, more.remedy
+        words = f"{first.words}, and {then.words}"
+        if _texts(first) == _texts(then)[: len(first.edits)] and len({each.at.source for each in then.edits}) == 1:
+            lines = ", ".join(str(line) for line in dict.fromkeys(each.at.line for each in then.edits))
+            words = f"{first.words}, and likewise at line {lines} of the same source"
+        remedy = replace(first, words=words, edits=(*first.edits, *then.edits), orders=first.orders and then.orders)
+        return replace(more, remedy=remedy)
+
+    def _known(self, remedy: Remedy, race: RaceSite) -> Change | None:
+        """A change like `remedy`, elsewhere, that made another race go and this one with it."""
+        for change, lines in self._clean:
+            if _texts(change.remedy) == _texts(remedy) and race.error.line not in lines:
+                return replace(change, remedy=replace(remedy, words=change.remedy.words))
+        return None
+
+    def _tried(self, remedy: Remedy, race: RaceSite, module: Module) -> tuple[Tried, str, RaceError | None]:
+        """(what became of a launch with a change, the text, the race that is left)."""
+        try:
+            text = apply(module.text, remedy.edits)
+        except Unplaced:
+            return "not", "", None
+        if text not in self._outcomes:
+            self._outcomes[text] = self._outcome(text, module)
+        outcome = self._outcomes[text]
+        if outcome is None:
+            return "not", "", None
+        if isinstance(outcome, RaceError):
+            same = outcome.kind == race.error.kind or outcome.buffer == race.error.buffer
+            return ("not", "", None) if outcome.line in _lines_of(race) and same else ("another", text, outcome)
+        left = next((each for each in outcome.warnings if each.line == race.error.line), None)
+        if left is not None and race.error.warning:
+            return "not", "", None
+        if not race.error.warning:
+            # What was a fault may only lack an acquire now.
+            left = left or next((each for each in outcome.warnings if each.poll is not None), None)
+        return ("clean", text, None) if left is None else ("another", text, left)
+
+    def _outcome(self, text: str, module: Module) -> Outcome:
+        try:
+            return self._run(self._edited(text, module))
+        except PtxError:
+            return None
+
+    def _lines(self, text: str) -> frozenset[int]:
+        """The lines that a launch with a text warns of."""
+        outcome = self._outcomes.get(text)
+        return frozenset(each.line for each in outcome.warnings) if isinstance(outcome, Ended) else frozenset()
+
+    def _under_schedules(self, text: str, module: Module) -> Agreed:
+        if text not in self._agreed:
+            self._agreed[text] = self._agreeing(self._edited(text, module))
+        return self._agreed[text]
+
+    def _edited(self, text: str, module: Module) -> Module:
+        if text not in self._modules:
+            self._modules[text] = module.edited(text)
+        return self._modules[text]
+
+
+def _lines_of(race: RaceSite) -> set[int]:
+    return {race.error.line} | ({race.earlier.line} if race.earlier else set())
+
+
+def _is_related(left: RaceError, race: RaceSite) -> bool:
+    """Whether a race that is left is what is left of another one: it lacks an acquire, or is of the same source."""
+    unrolled = left.source is not None and left.source == race.error.source
+    return left.poll is not None or left.line in _lines_of(race) or unrolled
+
+
+def _texts(remedy: Remedy) -> list[str]:
+    return [each.text for each in remedy.edits]
