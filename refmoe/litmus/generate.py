@@ -1,7 +1,8 @@
 """Litmus programs by seed: the systematic ones first, then random ones, each with its verdict.
 
 The systematic ones are `classical` shapes, message passing, what CUDA programmers write, fences of unlike scopes, and
-asynchronous copies. Random ones are systematic ones with an instruction left out, moved or changed, and small programs drawn from scratch.
+asynchronous copies. Random ones are systematic ones with an instruction left out, moved or changed, and small programs
+drawn from scratch.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from refmoe.ptx.native.context import (
     Context,
     Row,
 )
+from refmoe.ptx.native.exchange import owned
 from refmoe.ptx.native.order import displaced, is_ordered, merged
 from refmoe.ptx.native.pages import keep, refine
 from refmoe.ptx.native.rows import FORMS, RowLoads
@@ -220,7 +221,10 @@ class AccessBody:
         build.position_at_end(loop)
         left = build.phi(WARP_MASK)
         left.add_incoming(self.mask, before)
-        row = self.row(build.extract_element(address, _lane(build, left)))
+        first = build.extract_element(address, _lane(build, left))
+        row = self.row(first)
+        if variant.space == "generic":
+            address = self._without_owner(address, first)
         here = self._inside(row, address, left)
         self._access(row, build.sub(address, self.splat(self.base(row))), here)
         rest = build.and_(left, build.not_(build.bitcast(here, WARP_MASK)))
@@ -297,6 +301,19 @@ class AccessBody:
         beyond = build.icmp_unsigned(">=", number, field(build, self.context, Context.REGION_COUNT))
         leave_if(build, build.or_(low, beyond), 1)
         return at(build, regions, build.mul(number, word(ROW_BYTES)))
+
+    def _without_owner(self, address: Value, first: Value) -> Value:
+        """Addresses without the upper bits of those in the lanes' own local memory, if the first one lies in such."""
+        build = self.build_
+        local = build.icmp_unsigned("==", build.lshr(first, word(56)), word(LOCAL_WINDOW >> 56))
+        before = build.block
+        with build.if_then(local, likely=False):
+            threads = self._threads(build.add(field(build, self.context, Context.FIRST_THREAD), word(1)))
+            moved, inner = build.sub(address, owned(self.lanes, threads)), build.block
+        found = build.phi(vector(64))
+        found.add_incoming(address, before)
+        found.add_incoming(moved, inner)
+        return found
 
     def base(self, row: Value) -> Value:
         """The address of a region's first byte in the space of the access."""

@@ -305,30 +305,25 @@ ACQ_REL = "fence.acq_rel.gpu;"
 def test_whoever_combines_knows_only_of_its_own(other: str, after: str, alone: int) -> None:
     # Each waits for its own copy; then one of them takes the sum for complete.
     mine = f"mov.u32 %r40, %ctaid.x; setp.eq.and.u32 %p8, %r40, {alone}, %p0; @%p8 {after}"
+    body = reduce("add", "u32") + COMMIT + WAIT + (f"@%p0 {other}" if other else "") + mine
     with pytest.raises(ptx.RaceError, match="race on byte 8 of sums") as caught:
-        combining = reduce("add", "u32") + COMMIT + WAIT
-        launch(combining + f"@%p0 {other}" * bool(other) + mine, np.ones(64, np.uint32), np.zeros(64, np.uint32), 3)
+        launch(body, np.ones(64, np.uint32), np.zeros(64, np.uint32), 3)
     assert caught.value.block != caught.value.other_block
 
 
 @pytest.mark.parametrize("grid", [2, 3, 70])
 def test_the_last_block_comes_after_all_that_combined(grid: int) -> None:
-    there = np.zeros(68, np.uint32)
+    there, ones = np.zeros(68, np.uint32), np.ones(64, np.uint32)
     combining = reduce("add", "u32") + COMMIT
-    launch(combining + WAIT + LAST.format(release=ACQ_REL, acquire=ACQ_REL), np.ones(64, np.uint32), there, grid)
+    launch(combining + WAIT + LAST.format(release=ACQ_REL, acquire=ACQ_REL), ones, there, grid)
     assert there.tolist() == [grid] * 65 + [0, grid, 0]
-    for release, acquire in ((ACQ_REL, ""), ("", ACQ_REL), ("", "")):
-        with pytest.raises(ptx.RaceError, match="write-read race on byte 0 of sums"):
-            body = combining + WAIT + LAST.format(release=release, acquire=acquire)
-            launch(body, np.ones(64, np.uint32), np.zeros(68, np.uint32), grid, ptx.Checks(strict=True))
+    wrong = [combining + WAIT + LAST.format(release=each, acquire=other) for each, other in (("", ""), ("", ACQ_REL))]
+    wrong.append(combining + WAIT + LAST.format(release=ACQ_REL, acquire=""))
     # A copy that nobody waited for is none of those that are ordered.
-    with pytest.raises(ptx.RaceError, match="write-read race on byte 0 of sums"):
-        launch(
-            combining + LAST.format(release=ACQ_REL, acquire=ACQ_REL),
-            np.ones(64, np.uint32),
-            np.zeros(68, np.uint32),
-            grid,
-        )
+    wrong.append(combining + LAST.format(release=ACQ_REL, acquire=ACQ_REL))
+    for body in wrong:
+        with pytest.raises(ptx.RaceError, match="write-read race on byte 0 of sums"):
+            launch(body, ones, np.zeros(68, np.uint32), grid, ptx.Checks(strict=True))
 
 
 def test_sums_are_not_read_before_they_are_complete() -> None:
