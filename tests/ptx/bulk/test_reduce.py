@@ -326,6 +326,15 @@ def test_the_last_block_comes_after_all_that_combined(grid: int) -> None:
             launch(body, ones, np.zeros(68, np.uint32), grid, ptx.Checks(strict=True))
 
 
+def test_one_complete_copy_says_nothing_of_the_others() -> None:
+    # Block 0 hands on that it has issued its copy, and block 1 waits for its own.
+    some = "mov.u32 %r40, %ctaid.x; setp.ne.and.u32 %p9, %r40, 0, %p0; @%p9 cp.async.bulk.wait_group 0;"
+    body = reduce("add", "u32") + COMMIT + some + LAST.format(release=ACQ_REL, acquire=ACQ_REL)
+    with pytest.raises(ptx.RaceError, match="write-read race on byte 0 of sums") as caught:
+        launch(body, np.ones(64, np.uint32), np.zeros(68, np.uint32), 2)
+    assert (caught.value.block, caught.value.other_block) == ((1, 0, 0), (0, 0, 0))
+
+
 def test_sums_are_not_read_before_they_are_complete() -> None:
     read = "@%p0 ld.global.u32 %r40, [%d3];"
     with pytest.raises(ptx.RaceError, match="write-read race on byte 0 of sums"):
