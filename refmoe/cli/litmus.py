@@ -58,6 +58,7 @@ def litmus(
         for row in rows:
             lines.add_row(*row)
         make_console().print(lines)
+        typer.echo(f"outcomes: {result.verdict_on_outcomes}")
         if result.worst:
             typer.echo("--report FILE has a program of each row, its PTX, and why the model decides as it does.")
 

@@ -1,7 +1,8 @@
 """Litmus programs by seed: the systematic ones first, then random ones, each with its verdict.
 
-The systematic ones are `classical` shapes, message passing, what CUDA programmers write, and asynchronous copies.
-Random ones are systematic ones with an instruction left out, moved or changed, and small programs drawn from scratch.
+The systematic ones are `classical` shapes, message passing, what CUDA programmers write, fences of unlike scopes, and
+asynchronous copies. Random ones are systematic ones with an instruction left out, moved or changed, and small programs
+drawn from scratch.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import get_args
 
 from refmoe.litmus.axioms import TooLarge, judge
 from refmoe.litmus.copies import copies
+from refmoe.litmus.fenced import fenced
 from refmoe.litmus.idioms import patterns
 from refmoe.litmus.interleave import TooManyStates, may_hang
 from refmoe.litmus.meetings import meetings
@@ -52,6 +54,7 @@ def systematic() -> Iterator[Program]:
     yield from meetings()
     yield from messages()
     yield from chains()
+    yield from fenced()
     yield from classical()
 
 

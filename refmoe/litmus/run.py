@@ -17,7 +17,7 @@ from refmoe import ptx
 from refmoe.errors import RefmoeError
 from refmoe.litmus.emit import GLOBAL_BYTES, arch, module_text, shape
 from refmoe.litmus.events import Memory
-from refmoe.litmus.program import Program, walk
+from refmoe.litmus.program import Atomic, Fence, Instruction, Load, Program, Store, walk
 from refmoe.litmus.verdict import ModelVerdict
 
 #: Programs of one kernel. More take less time each, until the kernel's size shows.
@@ -27,8 +27,15 @@ STEP_BUDGET = 4000
 #: Programs that a report shows of each shape, cause and kind.
 _SHOWN = 1
 
-Kind = Literal["agrees", "open", "missed", "false alarm", "outside the set", "not ended"]
-KINDS: tuple[Kind, ...] = ("agrees", "open", "missed", "false alarm", "outside the set", "not ended")
+Kind = Literal["agrees", "open", "missed", "false alarm", "outside the set", "not all seen", "not ended"]
+KINDS: tuple[Kind, ...] = ("agrees", "open", "missed", "false alarm", "outside the set", "not all seen", "not ended")
+
+#: Walks from which on a program without a race has to show every outcome that the model allows.
+ENOUGH_WALKS = 400
+#: But one that has more outcomes than these, which need more walks.
+FEW_OUTCOMES = 48
+#: A program that has not shown them all, or whose race has not been found, is walked once more, so many times as often.
+PATIENCE = 10
 
 
 @dataclass(frozen=True)
@@ -134,8 +141,8 @@ def _run(
     return (*(int(value) for value in results[: len(program.registers)]), *last)
 
 
-def judge_observation(verdict: ModelVerdict, observation: Observation) -> Kind:
-    """Whether an observation agrees with a verdict, and if not how."""
+def judge_observation(verdict: ModelVerdict, observation: Observation, whole: bool = False) -> Kind:
+    """Whether an observation agrees with a verdict, and if not how; `whole`: it has to have every outcome."""
     if verdict.open:
         return "open"
     if observation.error is not None:
@@ -144,7 +151,38 @@ def judge_observation(verdict: ModelVerdict, observation: Observation) -> Kind:
         return "agrees" if verdict.racy else "false alarm"
     if verdict.racy:
         return "missed"
-    return "agrees" if observation.outcomes <= (verdict.outcomes or frozenset()) else "outside the set"
+    allowed = verdict.outcomes or frozenset()
+    if not observation.outcomes <= allowed:
+        return "outside the set"
+    return "not all seen" if whole and observation.outcomes != allowed else "agrees"
+
+
+def shows_all(program: Program, verdict: ModelVerdict) -> bool:
+    """Whether a program has to show every outcome that the model allows, if it runs often enough.
+
+    It need not where an access may pass a fence, an acquire or a release of its thread that synchronises with nobody,
+    see `refmoe.ptx.program.late`: a read before such a one, and a strong write behind it.
+    """
+    if verdict.outcomes is None or len(verdict.outcomes) > FEW_OUTCOMES:
+        return False
+    return not any(_may_pass(thread.instructions) for thread in program.threads)
+
+
+def _may_pass(instructions: tuple[Instruction, ...]) -> bool:
+    """Whether a thread reads strongly, and then comes to something ordering, and to a strong write behind that."""
+    read = ordered = False
+    for each in walk(instructions):
+        strong = isinstance(each, Load | Store | Atomic) and each.order not in ("weak", "nc")
+        if strong and ordered and isinstance(each, Store | Atomic):
+            return True
+        read |= strong and isinstance(each, Load | Atomic)
+        orders = isinstance(each, Fence) or (
+            isinstance(each, Load | Store | Atomic) and each.order in ("acquire", "release", "acq_rel")
+        )
+        ordered |= read and orders
+        if read and orders and isinstance(each, Store | Atomic):
+            return True
+    return False
 
 
 @dataclass
@@ -155,6 +193,9 @@ class LitmusReport:
         counts: by (shape, cause), how many of each kind.
         when: of the missed, in which executions the race is: see `ModelVerdict.when`.
         allowed, seen: outcomes that race-free programs may have, and those of them that were seen.
+        equal, subset: race-free programs that showed every outcome that the model allows, and those that did not, by
+            shape.
+        whole: whether programs were run so often that such must show all of them, see `shows_all`.
         worst: of each shape, cause and kind that is no agreement the shortest program, with all that is known of it.
     """
 
@@ -162,18 +203,24 @@ class LitmusReport:
     when: Counter[str] = field(default_factory=Counter)
     allowed: int = 0
     seen: int = 0
+    whole: bool = False
+    equal: Counter[str] = field(default_factory=Counter)
+    subset: Counter[str] = field(default_factory=Counter)
     worst: dict[tuple[str, str, str], list[dict[str, Any]]] = field(default_factory=dict)
     _lengths: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
     def add(self, program: Program, verdict: ModelVerdict, observation: Observation) -> Kind:
         """Take one result down."""
-        kind = judge_observation(verdict, observation)
+        kind = judge_observation(verdict, observation, self.whole and shows_all(program, verdict))
         self.counts.setdefault((program.shape, program.cause), Counter())[kind] += 1
         if kind == "missed":
             self.when[verdict.when] += 1
         if not verdict.racy and verdict.outcomes is not None and not verdict.open:
             self.allowed += len(verdict.outcomes)
             self.seen += len(observation.outcomes & verdict.outcomes)
+            if observation.race is None and observation.error is None:
+                same = observation.outcomes == verdict.outcomes
+                (self.equal if same else self.subset)[program.shape] += 1
         if kind not in ("agrees", "open"):
             key = (program.shape, program.cause, kind)
             length = sum(1 for thread in program.threads for _ in walk(thread.instructions))
@@ -192,6 +239,16 @@ class LitmusReport:
         """Whether every program agrees, or is open."""
         return not set(self.kinds) - {"agrees", "open"}
 
+    @property
+    def verdict_on_outcomes(self) -> str:
+        """Whether the outcomes that were seen are those of the model, in a sentence."""
+        if not self.subset:
+            return f"equal in all {self.equal.total()} programs without a race"
+        return (
+            f"equal in {self.equal.total()} programs without a race, and a part in {self.subset.total()}: "
+            f"{self.seen} of {self.allowed} outcomes"
+        )
+
     def by_shape(self) -> dict[str, Counter[str]]:
         """How many of each kind by shape."""
         shapes: dict[str, Counter[str]] = {}
@@ -207,6 +264,10 @@ class LitmusReport:
             "missed_by_executions": dict(self.when),
             "allowed_outcomes": self.allowed,
             "seen_outcomes": self.seen,
+            "outcomes": self.verdict_on_outcomes,
+            "equal": self.equal.total(),
+            "subset": self.subset.total(),
+            "subset_by_shape": dict(sorted(self.subset.items())),
             "passed": self.passed,
             "causes": [
                 {"shape": shape_, "cause": cause, **{kind: counts[kind] for kind in KINDS if counts[kind]}}
@@ -239,13 +300,17 @@ def compare(programs: Iterable[tuple[Program, ModelVerdict]], schedules: int = 1
     A racy program is run until a race is found, and one without a race at least until all its outcomes were seen, if
     that takes no more than so many `walks` beyond the schedules.
     """
-    report = LitmusReport()
+    report = LitmusReport(whole=walks >= ENOUGH_WALKS)
     waiting: list[tuple[Program, ModelVerdict]] = []
 
     def flush() -> None:
         enough = [_enough(verdict) for _, verdict in waiting]
         observations = observe([program for program, _ in waiting], schedules, walks=walks, expected=enough)
-        for (program, verdict), observation in zip(waiting, observations, strict=True):
+        for (program, verdict), observation in zip(waiting, list(observations), strict=True):
+            kind = judge_observation(verdict, observation, whole=True)
+            if report.whole and kind in ("missed", "not all seen"):
+                wanted = [_enough(verdict)]
+                observation = next(observe([program], schedules, walks=PATIENCE * walks, expected=wanted))
             report.add(program, verdict, observation)
         waiting.clear()
 

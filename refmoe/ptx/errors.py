@@ -169,8 +169,8 @@ class MemoryFault(LaneError):
     """A memory access that the machine refuses.
 
     Attributes:
-        kind: `"out of bounds"`, `"uninitialised"`, `"misaligned"`, `"read only"`, `"unmapped"` or `"gone"` (shared
-            memory of a block of the cluster that has exited).
+        kind: `"out of bounds"`, `"uninitialised"`, `"misaligned"`, `"read only"`, `"unmapped"`, `"gone"` (shared
+            memory of a block of the cluster that has exited) or `"another thread's"` (local memory).
         space: state space of the access.
         address: the address the lane used, in that space.
         buffer: name of the buffer or variable, or None where the address belongs to none.

@@ -166,10 +166,11 @@ def run_all(run: Run, schedules: Sequence[Schedule]) -> None:
         schedules: the one whose bytes the caller gets, and others.
 
     Raises:
-        ScheduleError: two schedules differ in a byte or in a printed line.
-        PtxError: what went wrong under one of them.
+        ScheduleError: two schedules differ in a byte or in a printed line, and nothing goes wrong under any.
+        PtxError: what went wrong under one of them. It comes before a difference, which it mostly is the cause of.
     """
     first, *others = schedules
+    told: _Told | None = None
     try:
         ran = run(first, None)
     except PtxError as error:
@@ -179,13 +180,12 @@ def run_all(run: Run, schedules: Sequence[Schedule]) -> None:
         try:
             other = run(schedule, None)
         except PtxError as error:
-            raise under(error, schedule, schedules[:number]) from None
+            raise under(error, schedule, schedules[:number], "" if told is None else told.sentence) from None
         found = _taken(other)
-        difference = _difference(ran.bound, expected, found)
-        if difference is not None:
-            raise _error(run, ran, (first, schedule), (expected, found), difference)
-        if Counter(other.printed) != printed:
-            raise _printed_error((first, schedule), printed, Counter(other.printed))
+        if told is None:
+            told = _told(run, ran, (first, schedule), (expected, found), (printed, Counter(other.printed)))
+    if told is not None:
+        raise told.error()
     for number, parts in expected.items():
         write_back(ran.bound[number][0], parts)
 
@@ -218,12 +218,55 @@ def agree(run: Callable[[Schedule], Ran | None], schedules: Sequence[Schedule]) 
     return True, ended
 
 
-def under(error: PtxError, schedule: Schedule, clean: Sequence[Schedule] = ()) -> PtxError:
-    """An error that happened under a schedule; `clean` are those under which the launch ended well before."""
+@dataclass(frozen=True)
+class _Told:
+    """A difference between two schedules.
+
+    Attributes:
+        sentence: that there is one, in short.
+        error: makes the error, for which both schedules are run once more.
+    """
+
+    sentence: str
+    error: Callable[[], ScheduleError]
+
+
+def _told(
+    run: Run,
+    ran: Ran,
+    pair: tuple[Schedule, Schedule],
+    outputs: tuple[Outputs, Outputs],
+    printed: tuple[Counter[bytes], Counter[bytes]],
+) -> _Told | None:
+    """The difference between two schedules in their bytes, or else in their lines."""
+    difference = _difference(ran.bound, *outputs)
+    if difference is not None:
+        name = ran.bound[difference.number][0].name
+        place = f"byte {difference.offset} of {name}"
+        return _Told(_differ(place, pair), lambda: _error(run, ran, pair, outputs, difference))
+    if printed[0] != printed[1]:
+        return _Told(_differ("what it prints", pair), lambda: _printed_error(pair, *printed))
+    return None
+
+
+def _differ(what: str, pair: tuple[Schedule, Schedule]) -> str:
+    return f"the result depends on the schedule, too: {what} differs between {pair[0]} and {pair[1]}"
+
+
+def under(error: PtxError, schedule: Schedule, clean: Sequence[Schedule] = (), differs: str = "") -> PtxError:
+    """An error that happened under a schedule.
+
+    Args:
+        error: what happened.
+        schedule: under which.
+        clean: those under which the launch ended well before.
+        differs: that two of these differ.
+    """
     if isinstance(error, ArgumentMismatch) or (schedule.default and not clean):
         return error
     but = f", while it ends well under {', '.join(map(str, clean[:_SHOWN]))}" if clean else ""
     but += f" and {len(clean) - _SHOWN} more" if len(clean) > _SHOWN else ""
+    but += f"; {differs}" if differs else ""
     told = error.under(schedule.number, f"under {schedule}{but}; repro: {schedule}")
     return told.with_traceback(error.__traceback__)
 

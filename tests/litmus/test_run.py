@@ -15,7 +15,16 @@ from refmoe import ptx
 from refmoe.cli import app
 from refmoe.litmus.axioms import judge
 from refmoe.litmus.program import Program
-from refmoe.litmus.run import LitmusReport, Observation, compare, judge_observation, observe, table
+from refmoe.litmus.run import (
+    ENOUGH_WALKS,
+    LitmusReport,
+    Observation,
+    compare,
+    judge_observation,
+    observe,
+    shows_all,
+    table,
+)
 from refmoe.litmus.verdict import ModelVerdict
 
 FREE = ModelVerdict(frozenset({(0, 1), (1, 1)}), (), "never", (), 2)
@@ -125,7 +134,8 @@ def test_a_report_counts_by_cause_and_shows_the_shortest() -> None:
     assert not report.passed
     document = report.document()
     assert document["kinds"] == {
-        "agrees": 1, "open": 0, "missed": 2, "false alarm": 0, "outside the set": 0, "not ended": 0
+        "agrees": 1, "open": 0, "missed": 2, "false alarm": 0, "outside the set": 0, "not all seen": 0,
+            "not ended": 0
     }  # fmt: skip
     assert document["missed_by_executions"] == {"always": 2}
     (worst,) = document["worst"]
@@ -167,3 +177,45 @@ def test_the_command(tmp_path: Path) -> None:
     assert (document["programs"], document["seed"]) == (12, 5)
     assert result.exit_code == (0 if document["passed"] else 1)
     assert result.stdout.splitlines()[0].split()[:3] == ["shape", "cause", "agrees"]
+
+
+#: Store buffering, whose four outcomes few schedules show together.
+BUFFERS = "0.0.0: st.relaxed.gpu x 1; ld.relaxed.gpu r0 y | 1.0.0: st.relaxed.gpu y 1; ld.relaxed.gpu r0 x"
+#: A fence that synchronises with nobody, behind a read: no engine that goes forward lets the read pass it.
+PASSES = (
+    "0.0.0: ld.relaxed.gpu r0 x; fence.acq_rel.cta; st.relaxed.gpu y 1 | "
+    "1.0.0: ld.relaxed.gpu r0 y; fence.acq_rel.cta; st.relaxed.gpu x 1"
+)
+
+
+def test_a_program_without_a_race_shows_every_outcome() -> None:
+    found = program(BUFFERS)
+    verdict = judge(found)
+    assert verdict.outcomes is not None
+    assert shows_all(found, verdict)
+    few = Observation(frozenset(list(verdict.outcomes)[:1]))
+    assert judge_observation(verdict, few) == "agrees"
+    assert judge_observation(verdict, few, whole=True) == "not all seen"
+    assert judge_observation(verdict, Observation(verdict.outcomes), whole=True) == "agrees"
+    report = compare([(found, verdict)], schedules=2, walks=ENOUGH_WALKS)
+    assert (report.passed, report.document()["equal"], report.document()["subset"]) == (True, 1, 0)
+    assert report.verdict_on_outcomes == "equal in all 1 programs without a race"
+    # So few schedules need not show all, and the report says so.
+    once = compare([(found, verdict)])
+    assert once.passed
+    assert once.document()["subset_by_shape"] == {found.shape: 1}
+    assert once.verdict_on_outcomes == ("equal in 0 programs without a race, and a part in 1: 1 of 4 outcomes")
+    late = LitmusReport(whole=True)
+    assert late.add(found, verdict, few) == "not all seen"
+    assert not late.passed
+
+
+def test_what_passes_a_fence_need_not_show() -> None:
+    found = program(PASSES)
+    verdict = judge(found)
+    assert not verdict.racy
+    assert verdict.outcomes is not None
+    assert (1, 1, 1, 1) in verdict.outcomes
+    assert not shows_all(found, verdict)
+    report = compare([(found, verdict)], schedules=4, walks=40)
+    assert (report.passed, report.seen) == (True, len(verdict.outcomes) - 1)

@@ -226,6 +226,8 @@ class Builder:
             return self.constant(base.value + operand.offset, "b64"), space
         if isinstance(base, Symbol):
             lies_in = self.layout.spaces.get(base.name, "global")
+            if space == "generic" and lies_in == "local":
+                return self.address_of(Symbol(base.name, base.offset + operand.offset)), "local"
             if space == "generic":
                 window = WINDOWS.get(lies_in, 0)
                 return self.address_of(Symbol(base.name, base.offset + operand.offset + window)), space

@@ -33,6 +33,7 @@ from refmoe.ptx.native.kernel import NativeKernel, PieceCode, compile_pieces, co
 from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.ops.lanes import LANES
 from refmoe.ptx.program.blocks import Block, Program, build
+from refmoe.ptx.program.exits import lanes_stay_away
 from refmoe.ptx.program.inline import inline_calls
 from refmoe.ptx.program.layout import Layout, lay_out
 from refmoe.ptx.program.liveness import reads_unwritten
@@ -130,7 +131,8 @@ def compile_entry(
         emitter.has_mbarriers,
         emitter.has_bulk,
         emitter.lanes_synchronise
-        or any(_meets_in_part(instruction) for block in program.blocks for instruction in block.instructions),
+        or any(_meets_in_part(instruction) for block in program.blocks for instruction in block.instructions)
+        or lanes_stay_away(program),
         emitter.fences_in_order,
         emitter.fences_inits,
         emitter.has_warpgroups,

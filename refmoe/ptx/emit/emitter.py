@@ -15,6 +15,7 @@ from refmoe.ptx.emit.builder import WINDOWS, Builder
 from refmoe.ptx.engine import warp
 from refmoe.ptx.engine.cluster.memory import is_own_shared
 from refmoe.ptx.engine.loads_and_stores import Load, Store, atomic
+from refmoe.ptx.engine.local_pointers import to_generic, to_local
 from refmoe.ptx.engine.mbarrier import Publish
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.program.layout import Layout
@@ -205,9 +206,11 @@ class Emitter(Builder):
     def _cvta(self, instruction: Instruction) -> None:
         match = matched(_CVTA, instruction)
         destination, source = instruction.operands
-        window = WINDOWS.get(match["space"].split("::")[0], 0)
-        expression = self.value(source, "b64")
-        if window:
+        space = match["space"].split("::")[0]
+        window, expression = WINDOWS.get(space, 0), self.value(source, "b64")
+        if space == "local":
+            expression = self.call(to_local if match["to"] else to_generic, expression)
+        elif window:
             expression = f"({expression} {'-' if match['to'] else '+'} {self.constant(window, 'b64')})"
         self.assign(instruction, destination, expression, "b64")
 

@@ -61,11 +61,12 @@ class _Chain:
     """The last strong write of a location, and the atomics that followed it without another write in between.
 
     Whoever observes one of them, by reading from it or from an atomic behind it, and whatever comes after that, comes
-    after the write itself (PTX ISA, "Causality order": observation before base causality).
+    after the write itself (PTX ISA, "Causality order": observation before base causality). A `red` tells its thread
+    nothing of what it found: it might as well have come first, and what its thread does then comes after nothing.
 
     Attributes:
         writes: records, each but the first of an atomic that observed the one before.
-        readers: (how many of the writes were there, record) of strong loads.
+        readers: (how many of the writes were there, record) of strong loads, and of atomics that are no `red`.
     """
 
     def __init__(self, writes: list[int]) -> None:
@@ -77,7 +78,7 @@ class _Chain:
         if record not in self.writes:
             return []
         place = self.writes.index(record)
-        return self.writes[place + 1 :] + [reader for count, reader in self.readers if count > place]
+        return [reader for count, reader in self.readers if count > place]
 
 
 class _Known(dict[int, bool]):
@@ -181,7 +182,7 @@ class ExactShadow(RaceShadow):
             reader & _THREAD == thread or self._ordered(frame, lane, reader) for reader in chain.observers(record)
         )
 
-    def _note(self, frame: Frame, place: tuple[int, int], record: int, kind: Kind) -> None:
+    def _note(self, frame: Frame, place: tuple[int, int], record: int, kind: Kind, observes: bool) -> None:
         """An access joins the chain of its location, begins another one, or ends it."""
         if not record & _STRENGTH:
             if kind != "read":
@@ -189,9 +190,9 @@ class ExactShadow(RaceShadow):
             return
         chain = self._chains.get(place)
         if chain is not None and kind != "write" and self._excused(frame, chain.writes[-1], record):
-            if kind == "read":
+            if kind == "read" or observes:
                 chain.readers.append((len(chain.writes), record))
-            else:
+            if kind != "read":
                 chain.writes.append(record)
         elif kind != "read":
             self._chains[place] = _Chain([record])
@@ -261,7 +262,7 @@ class ExactShadow(RaceShadow):
             elif len(held.writes) > held.most_writes:
                 held.most_writes = self._drop_ordered(held.writes, strength, known)
             held.writes[mine] = record
-        self._note(frame, (begin, access.width), record, verb)
+        self._note(frame, (begin, access.width), record, verb, access.observes)
 
     def _is_certain(self, frame: Frame, lane: int, access: Accessing, record: int, mine: int, kind: str) -> bool:
         return True

@@ -13,12 +13,13 @@ from refmoe.ptx import isa
 from refmoe.ptx.engine.cluster.memory import owners_of, whose
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.local_pointers import own_windows, owner_of
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import MemoryFault
 from refmoe.ptx.program.provenance import Bounds
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import STRENGTHS
-from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, RANK_SHIFT, SHARED_WINDOW, WINDOW_BITS
+from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, OWNER_SHIFT, RANK_SHIFT, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.text.memory_ops import MemoryOpcode
 from refmoe.ptx.text.syntax import Instruction
 
@@ -81,9 +82,24 @@ class Access:
                     offset = chosen - np.uint64(SHARED_WINDOW)
                     yield self._own(frame, machine.shared, offset, theirs, machine.lane_cta, which)
                 elif kind == LOCAL_WINDOW >> 56:
-                    yield self._own(frame, machine.local, chosen - np.uint64(LOCAL_WINDOW), theirs, None, which)
+                    yield self._own(frame, machine.local, self._local(frame, chosen, theirs), theirs, None, which)
                 else:
                     yield from self._buffers(frame, chosen, theirs, which)
+
+    def _local(self, frame: Frame, address: Array, lanes: Array) -> Array:
+        """Addresses in local memory of generic ones, which have to be in that of the lanes themselves."""
+        machine = frame.machine
+        found: Array = address - own_windows(machine, lanes)
+        if machine.checks.bounds:
+            beyond = found >> np.uint64(OWNER_SHIFT) != 0
+            for bad in np.flatnonzero(beyond).tolist():
+                owner = owner_of(machine, int(address[bad]))
+                if owner is not None:
+                    block, thread = machine.place_of_thread(owner)
+                    offset = (int(address[bad]) & (1 << OWNER_SHIFT) - 1) - OWN_BASE
+                    whose = f" of block {block} thread {thread}"
+                    self._fault(frame, "another thread's", lanes[bad], int(address[bad]), machine.local, offset, whose)
+        return found & np.uint64((1 << OWNER_SHIFT) - 1)
 
     def places(self, frame: Frame, address: Array, lanes: Array) -> Iterator[tuple[Region, Array | None, Array]]:
         """`_parts` for a read without effect on what is known of races."""

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from refmoe.ptx.engine.cluster.memory import whose
+from refmoe.ptx.engine.combined import Combined
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.granules import Granules
 from refmoe.ptx.engine.lanes import Lanes
@@ -150,6 +151,7 @@ class RaceShadow:
         witness: who takes down every access, or None.
         maps: what is asked before a write, if there are tensor maps in the region that copies go by; else None.
         previous: what is asked before an access, if the grid before this one writes the region; else None.
+        combined: who combines what the region has, once bulk copies do; else None.
     """
 
     def __init__(self, size: int, readers: int, columns: int | None = None) -> None:
@@ -161,6 +163,7 @@ class RaceShadow:
         self.witness: RaceWitness | None = None
         self.maps: Rewriting | None = None
         self.previous: Previous | None = None
+        self.combined: Combined | None = None
 
     @property
     def tables(self) -> tuple[Array, ...]:
@@ -232,7 +235,14 @@ class RaceShadow:
         suspects = np.flatnonzero((previous != 0) & other & ~excused(previous, mine, per_cta, per_cluster))
         if not suspects.size:
             return suspects
-        return suspects[~machine.clocks.ordered(lanes[suspects], previous[suspects])]
+        suspects = suspects[~machine.clocks.ordered(lanes[suspects], previous[suspects])]
+        if self.combined is None or not suspects.size:
+            return suspects
+        # Accesses of one lane mostly find one set.
+        pairs = np.stack([lanes[suspects], previous[suspects]], axis=1)
+        each, which = np.unique(pairs, axis=0, return_inverse=True)
+        fine = [self._ordered(frame, lane, record) for lane, record in each.tolist()]
+        return suspects[~np.array(fine, np.bool_)[which.ravel()]]
 
     def note(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, width: int, does: str
@@ -299,12 +309,26 @@ class RaceShadow:
         self._reads[column, at] = mine
 
     def _ordered(self, frame: Frame, lane: int, record: int) -> bool:
+        if self.combined is not None and self.combined.is_set(record):
+            return self.combined.unordered(lane, record, self.ordering(frame)) is None
         return bool(frame.machine.clocks.is_ordered(lane, record))
+
+    def ordering(self, frame: Frame) -> Callable[[int, int], bool]:
+        """Whether the access of a record comes before what a lane does now, or is its own."""
+        clocks, first = frame.machine.clocks, frame.machine.first_thread
+
+        def ordered(lane: int, record: int) -> bool:
+            own = record & int(THREAD) == first + lane and not record & int(SEVERAL | _AGENTS)
+            return own or bool(clocks.is_ordered(lane, record))
+
+        return ordered
 
     def _last(self, frame: Frame, lane: int, previous: int, mine: int) -> int:
         """The record that takes the place of another one of the same warp's reads, or of the writes."""
         if not previous:
             return mine
+        if self.combined is not None and previous & mine & int(STRENGTH):
+            return self.combined.with_one(previous, mine, lane, self.ordering(frame))
         other = (previous ^ mine) & int(THREAD) or previous & int(SEVERAL | _AGENTS)
         if other and not self._ordered(frame, lane, previous):
             return merge(previous, mine, frame.machine.clocks.warps * LANES)
@@ -404,7 +428,9 @@ class RaceShadow:
     def _modify(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, flags: np.int64
     ) -> None:
-        if self._in_order(frame, order.functions().writes, region, index, lanes, access, flags):
+        # Native code knows nothing of sets, and would take one record for all of them.
+        alone = self.combined is None
+        if alone and self._in_order(frame, order.functions().writes, region, index, lanes, access, flags):
             return
         at, who = self._refuse_write(frame, access, region, index, lanes, access.width, flags)
         self._record_writes(frame, at, who, self._mine(frame, who, flags))
@@ -520,6 +546,9 @@ class RaceShadow:
     ) -> None:  # fmt: skip
         """Raise the error of a race on byte `offset` of all owners' bytes, or keep it where it is but a warning."""
         machine = frame.machine
+        if self.combined is not None and self.combined.is_set(int(record)):
+            member = self.combined.unordered(int(lane), int(record), self.ordering(frame))
+            record = record if member is None else member
         owner, earlier = whose(machine, region, offset), None
         byte = offset + machine.first_cta * region.stride
         if self.witness is not None:

@@ -13,6 +13,7 @@ from llvmlite import ir
 
 from refmoe.ptx.native.scalar import WARP_MASK
 from refmoe.ptx.ops.lanes import LANES, LaneBuilder, Value, vector
+from refmoe.ptx.state.spaces import OWNER_SHIFT
 from refmoe.ptx.text.syntax import Immediate, Instruction
 
 _NUMBERS = ir.Constant(vector(32), list(range(LANES)))
@@ -24,6 +25,11 @@ def splat(lanes: LaneBuilder, value: Value) -> Value:
     undefined = ir.Constant(vector(bits), ir.Undefined)
     one = lanes.build.insert_element(undefined, value, ir.Constant(WARP_MASK, 0))
     return lanes.build.shuffle_vector(one, undefined, ir.Constant(vector(32), [0] * LANES))
+
+
+def owned(lanes: LaneBuilder, owners: Value) -> Value:
+    """The upper bits of generic addresses in the local memory of `owners`, numbers of threads and one."""
+    return lanes.build.shl(owners, lanes.constant(OWNER_SHIFT, 64))
 
 
 def acting(lanes: LaneBuilder) -> Value:

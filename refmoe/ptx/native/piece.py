@@ -426,7 +426,13 @@ class PieceWriter:
         parts = instruction.opcode.split(".")
         space = next(part.split("::")[0] for part in parts[1:] if part not in ("to", "u64"))
         destination, source = instruction.operands
-        value, window = self.value(source, "b64"), self.lanes.constant(_WINDOWS.get(space, 0), 64)
+        value = self.value(source, "b64")
+        window = self.lanes.constant(_WINDOWS.get(space, 0), 64)
+        if space == "local":
+            first = build.add(table_field(build, self.context, Context.FIRST_THREAD), build.mul(self.warp, word(LANES)))
+            numbers = ir.Constant(vector(64), [lane + 1 for lane in range(LANES)])
+            threads = build.add(exchange.splat(self.lanes, first), numbers)
+            window = build.add(window, exchange.owned(self.lanes, threads))
         self._assign_all(instruction, [(destination, (build.sub if "to" in parts else build.add)(value, window))])
 
     # Memory
@@ -439,9 +445,10 @@ class PieceWriter:
             return self.lanes.constant(base.value + operand.offset, 64), space
         if isinstance(base, Symbol):
             lies_in = self.template.where(base.name).space
-            window = _WINDOWS.get(lies_in, 0) if space == "generic" else 0
+            own = space in ("param", "generic") and lies_in == "local"
+            window = _WINDOWS.get(lies_in, 0) if space == "generic" and not own else 0
             place = self._address_of(base.name, base.offset + operand.offset + window)
-            return place, "local" if space == "param" and lies_in == "local" else space
+            return place, "local" if own else space
         value = self.values[base.name]
         # The offset is added in the register's own width.
         moved = (

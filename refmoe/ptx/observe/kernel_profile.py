@@ -23,7 +23,7 @@ import numpy as np
 from refmoe.ptx.engine.code import Code
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.program.liveness import Live, most_live
-from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW
+from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, OWNER_SHIFT, SHARED_WINDOW
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -228,7 +228,10 @@ class KernelProfile:
         for window, where in ((0, "global"), (SHARED_WINDOW, "shared"), (LOCAL_WINDOW, "local")):
             which = top == np.uint64(window >> 56)
             if which.any():
-                self._count(instruction, where, width, lanes[which], address[which] - np.uint64(window))
+                inside = address[which] - np.uint64(window)
+                if where == "local":
+                    inside &= np.uint64((1 << OWNER_SHIFT) - 1)
+                self._count(instruction, where, width, lanes[which], inside)
 
     def _count(self, instruction: Instruction, space: str, width: int, lanes: Array, address: Array) -> None:
         traffic: Any

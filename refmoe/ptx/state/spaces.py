@@ -13,6 +13,8 @@ SHARED_WINDOW = 1 << 56
 LOCAL_WINDOW = 1 << 57
 # An address in shared memory: above this bit stands whose it is, 0 for the own block, else its rank and one.
 RANK_SHIFT = 24
+# A generic address of local memory: above this bit stands whose it is, the thread of the launch and one.
+OWNER_SHIFT = 24
 # Functions have addresses that only a call can use.
 CODE_WINDOW = 1 << 58
 CODE_BYTES = 16

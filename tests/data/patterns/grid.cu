@@ -160,8 +160,21 @@ KER NAME(ARGS) { if (TID == 0) { if (BID & 1) ⟨atomicAdd_block¦atomicAdd_syst
 
 //# dekker finds=RaceError:write-write g=2
 __device__ u32 a, b; KER NAME(ARGS) { if (TID) return; u32 *me = BID ? &b : &a, *ot = BID ? &a : &b; st_rlx(me, 1); ⟨asm
-    volatile("fence.acq_rel.gpu;" ::: "memory");¦asm volatile("fence.sc.gpu;" ::: "memory");⟩ if (ld_rlx(ot) == 0) in[0]
-    = BID; }
+    volatile("fence.acq_rel.gpu;" ::: "memory");¦asm volatile("fence.sc.gpu;" ::: "memory");⟩ if (ld_rlx(ot) == 0) {
+    in[0] = BID + 1; asm volatile("" ::: "memory"); in[0] = 0; } }
+
+//# dekker_scope finds=RaceError:write-write g=2
+__device__ u32 a, b; KER NAME(ARGS) { if (TID) return; u32 *me = BID ? &b : &a, *ot = BID ? &a : &b; st_rlx(me, 1);
+    ⟨__threadfence_block()¦__threadfence()⟩; if (ld_rlx(ot) == 0) { in[0] = BID + 1; asm volatile("" ::: "memory"); in[0] =
+    0; } }
+
+//# dekker_one_side finds=RaceError:write-write g=2
+__device__ u32 a, b; KER NAME(ARGS) { if (TID) return; u32 *me = BID ? &b : &a, *ot = BID ? &a : &b; st_rlx(me, 1);
+    ⟨if (BID == 0) ¦⟩__threadfence(); if (ld_rlx(ot) == 0) { in[0] = BID + 1; asm volatile("" ::: "memory"); in[0] = 0; } }
+
+//# split_k finds=RaceError:write-read g=3
+KER NAME(ARGS) { if (TID) return; atomicAdd(in, BID); ⟨if (BID == 1)¦__threadfence(); u32 t = atomicAdd(cnt, 1);
+    __threadfence(); if (t == gridDim.x - 1)⟩ out[0] = in[0]; }
 
 //# sb_print finds=ScheduleError g=2
 __device__ u32 a, b; KER NAME(ARGS) { if (TID) return; u32 *me = BID ? &b : &a, *ot = BID ? &a : &b; ⟨st_rlx(me, 1); ¦⟩

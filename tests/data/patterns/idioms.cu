@@ -120,7 +120,7 @@ KER NAME(ARGS) { if (TID) return; for (u32 i = 0; i < 8; i++) { if (BID == 0) { 
 KER NAME(ARGS) { if (TID) return; if (BID == 0) { out[9] = in[7]; st_rel(cnt, 1); } if (BID == 1) { while
     (!⟨ld_rlx¦ld_acq⟩(cnt)) {} st_rel(cnt + 1, 1); } if (BID == 2) { while (!ld_acq(cnt + 1)) {} out[0] = out[9]; } }
 
-//# seqlock finds=RaceError:read-write g=2 b=32
+//# seqlock finds=RaceError:write-read g=2 b=32
 KER NAME(ARGS) { if (TID) return; u32* d = out + 64; if (BID == 0) { for (u32 i = 1; i < 3; i++) { st_rlx(cnt, 2 * i - 1);
     __threadfence(); ⟨d[0] = i; d[1] = i¦st_rlx(d, i); st_rlx(d + 1, i)⟩; st_rel(cnt, 2 * i); } } else { u32 a, b, s; do {
     s = ld_acq(cnt); a = ⟨d[0]¦ld_rlx(d)⟩; b = ⟨d[1]¦ld_rlx(d + 1)⟩; __threadfence(); } while ((s & 1) || ld_rlx(cnt) !=
@@ -187,7 +187,7 @@ KER NAME(ARGS) { __shared__ u32 s[32]; if (TID < 32) { s[TID] = in[TID]; ARRIVE(
 KER NAME(ARGS) { __shared__ u32 s[64]; s[TID] = in[TID]; if (TID < ⟨32¦64⟩) __syncthreads(); else { BAR(3, 64); } out[TID]
     = s[63 - TID]; }
 
-//# warp_tree finds=ScheduleError b=32
+//# warp_tree finds=MemoryFault:uninitialised b=32
 KER NAME(ARGS) { __shared__ volatile u32 s[32]; s[TID] = in[TID]; ⟨¦__syncwarp();⟩ for (int o = 16; o; o /= 2) { u32 v =
     TID < o ? s[TID + o] : 0; ⟨¦__syncwarp();⟩ if (TID < o) s[TID] = s[TID] + v; ⟨¦__syncwarp();⟩ } if (TID == 0) out[0] =
     s[0]; }

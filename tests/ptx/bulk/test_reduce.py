@@ -280,7 +280,7 @@ def test_bytes_brought_to_another_block_are_waited_for() -> None:
 
 def test_copies_that_combine_do_not_race_but_stores_with_them_do() -> None:
     tile, there = np.ones(64, np.uint32), np.zeros(64, np.uint32)
-    # By a thread that brings nothing: of two copies the later one is remembered.
+    # By a thread that brings nothing.
     over = "setp.eq.u32 %p8, %r1, 40; @%p8 st.global.u32 [%d3+8], 0;"
     with pytest.raises(ptx.RaceError, match="write-write race on byte 8 of sums"):
         launch(reduce("add", "u32") + COMMIT + WAIT + over, tile, there, grid=2)
@@ -288,6 +288,51 @@ def test_copies_that_combine_do_not_race_but_stores_with_them_do() -> None:
     choose = "mov.u32 %r40, %ctaid.x; setp.eq.and.u32 %p8, %r40, 1, %p0; setp.eq.and.u32 %p9, %r40, 0, %p0;"
     with pytest.raises(ptx.RaceError, match="write-write race on byte 0 of sums"):
         launch(choose + reduce("add", "u32", guard="@%p9") + plain + COMMIT + WAIT, tile, there, grid=2)
+
+
+# The last block to come reads the sums of all: it draws the last ticket, which lies behind them.
+LAST = """
+    {release} @%p0 atom.relaxed.gpu.global.add.u32 %r40, [%d3+256], 1; {acquire}
+    mov.u32 %r41, %nctaid.x; sub.u32 %r41, %r41, 1; setp.eq.and.u32 %p8, %r40, %r41, %p0;
+    @%p8 ld.global.u32 %r42, [%d3]; @%p8 st.global.u32 [%d3+264], %r42;
+"""
+ACQ_REL = "fence.acq_rel.gpu;"
+
+
+@pytest.mark.parametrize("alone", [0, 1, 2])
+@pytest.mark.parametrize("after", ["ld.global.u32 %r40, [%d3+8];", "st.global.u32 [%d3+8], 7;"])
+@pytest.mark.parametrize("other", ["", "red.relaxed.gpu.global.add.u32 [%d3+8], 1;"])
+def test_whoever_combines_knows_only_of_its_own(other: str, after: str, alone: int) -> None:
+    # Each waits for its own copy; then one of them takes the sum for complete.
+    mine = f"mov.u32 %r40, %ctaid.x; setp.eq.and.u32 %p8, %r40, {alone}, %p0; @%p8 {after}"
+    body = reduce("add", "u32") + COMMIT + WAIT + (f"@%p0 {other}" if other else "") + mine
+    with pytest.raises(ptx.RaceError, match="race on byte 8 of sums") as caught:
+        launch(body, np.ones(64, np.uint32), np.zeros(64, np.uint32), 3)
+    assert caught.value.block != caught.value.other_block
+
+
+@pytest.mark.parametrize("grid", [2, 3, 70])
+def test_the_last_block_comes_after_all_that_combined(grid: int) -> None:
+    there, ones = np.zeros(68, np.uint32), np.ones(64, np.uint32)
+    combining = reduce("add", "u32") + COMMIT
+    launch(combining + WAIT + LAST.format(release=ACQ_REL, acquire=ACQ_REL), ones, there, grid)
+    assert there.tolist() == [grid] * 65 + [0, grid, 0]
+    wrong = [combining + WAIT + LAST.format(release=each, acquire=other) for each, other in (("", ""), ("", ACQ_REL))]
+    wrong.append(combining + WAIT + LAST.format(release=ACQ_REL, acquire=""))
+    # A copy that nobody waited for is none of those that are ordered.
+    wrong.append(combining + LAST.format(release=ACQ_REL, acquire=ACQ_REL))
+    for body in wrong:
+        with pytest.raises(ptx.RaceError, match="write-read race on byte 0 of sums"):
+            launch(body, ones, np.zeros(68, np.uint32), grid, ptx.Checks(strict=True))
+
+
+def test_one_complete_copy_says_nothing_of_the_others() -> None:
+    # Block 0 hands on that it has issued its copy, and block 1 waits for its own.
+    some = "mov.u32 %r40, %ctaid.x; setp.ne.and.u32 %p9, %r40, 0, %p0; @%p9 cp.async.bulk.wait_group 0;"
+    body = reduce("add", "u32") + COMMIT + some + LAST.format(release=ACQ_REL, acquire=ACQ_REL)
+    with pytest.raises(ptx.RaceError, match="write-read race on byte 0 of sums") as caught:
+        launch(body, np.ones(64, np.uint32), np.zeros(68, np.uint32), 2)
+    assert (caught.value.block, caught.value.other_block) == ((1, 0, 0), (0, 0, 0))
 
 
 def test_sums_are_not_read_before_they_are_complete() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.ptx_kernel import compile_cuda, line_of, run, text
+from support.ptx_ways import Way, ways
 
 from refmoe import ptx
 
@@ -591,3 +592,43 @@ def test_generic_addresses_and_back(space: str) -> None:
     out = np.zeros(1, np.uint32)
     run(body, out, block=(1, 1, 1), declarations=f".{space} .align 4 .b8 mine[4];")
     assert out.tolist() == [5]
+
+
+# A pointer to the thread's own local memory, handed on through shared memory by thread {giver}.
+HANDED_ON = """
+    mov.u64 %d3, lo; cvta.local.u64 %d4, %d3; st.local.u32 [%d3 + 4], %r2;
+    setp.eq.u32 %p1, %r1, {giver}; @%p1 st.shared.u64 [given], %d4;
+    bar.sync 0;
+    ld.shared.u64 %d5, [given];
+    {use}
+    st.global.u32 [%d2], %r4;
+    ret;
+"""
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "ld.u32 %r4, [%d5 + 4];",
+        "st.u32 [%d5 + 4], 9; mov.u32 %r4, 0;",
+        "cvta.to.local.u64 %d6, %d5; cvta.local.u64 %d6, %d6; ld.u32 %r4, [%d6 + 4];",
+    ],
+)
+@pytest.mark.parametrize("giver", [0, 3, 40])
+@ways
+def test_local_memory_of_another_thread(way: Way, giver: int, use: str) -> None:
+    declarations = ".shared .align 8 .b8 given[8]; .local .align 8 .b8 lo[16];"
+    module = ptx.Module.parse(text(HANDED_ON.format(giver=giver, use=use), declarations=declarations), "test.ptx")
+    with pytest.raises(ptx.MemoryFault, match="of local memory") as caught:
+        ptx.launch(module, "k", (2, 1, 1), (64, 1, 1), [np.zeros(128, np.uint32), None, 0], profile=way)
+    fault = caught.value
+    assert (fault.kind, fault.offset, fault.block) == ("another thread's", 4, (0, 0, 0))
+    assert f"of local memory (16 bytes) of block (0, 0, 0) thread ({giver}, 0, 0), block" in str(fault)
+    assert fault.thread != (giver, 0, 0)
+    # Each thread may use its own, wherever the pointer has been.
+    own = HANDED_ON.format(giver=giver, use="ld.u32 %r4, [%d5 + 4];").replace("[given]", "[%r20]")
+    own = f"mov.u32 %r20, given; mad.lo.u32 %r20, %r1, 8, %r20; {own.replace('@%p1 st', 'st')}"
+    declarations = declarations.replace("given[8]", "given[512]")
+    module, out = ptx.Module.parse(text(own, declarations=declarations), "test.ptx"), np.zeros(128, np.uint32)
+    ptx.launch(module, "k", (2, 1, 1), (64, 1, 1), [out, None, 0], profile=way)
+    np.testing.assert_array_equal(out, np.arange(128))

@@ -474,3 +474,59 @@ def test_one_of_several_readers_writes(load: str, access: str, writer: int) -> N
     with pytest.raises(ptx.RaceError) as caught:
         run(body.replace("{sync}", ""), np.zeros(1, np.uint32))
     assert (caught.value.kind, caught.value.thread) == ("read-write", (writer, 0, 0))
+
+
+@pytest.mark.parametrize("schedule", [0, 1, 2, 7])
+@pytest.mark.parametrize("leave", ["ret;", "exit;", "bra away;"])
+def test_lanes_that_have_exited_take_part_in_no_meeting(leave: str, schedule: int) -> None:
+    # PTX ISA, bar.warp.sync: memory ordering among participating threads. The verdict is one under every schedule.
+    body = """
+        mul.wide.u32 %d3, %r1, 4;
+        add.s64 %d3, %d3, %d0;
+        {first}
+        setp.gt.u32 %p1, %r1, 15;
+        {second}
+        bar.warp.sync -1;
+        {third}
+        ld.global.u32 %r4, [%d3 + 64];
+        st.global.u32 [%d3 + 512], %r4;
+    away:
+        ret;
+    """
+    store, gone = "st.global.u32 [%d3], %r1;", f"@%p1 {leave}"
+    module = ptx.Module.parse(text(body.format(first=store, second=gone, third="")), name="test.ptx")
+    with pytest.raises(ptx.RaceError) as caught:
+        ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [np.zeros(256, np.uint32), None, 0], schedule=schedule)
+    assert (caught.value.kind, caught.value.thread, caught.value.other_thread) == ("write-read", (0, 0, 0), (16, 0, 0))
+    # Those that met before they exit did.
+    module = ptx.Module.parse(text(body.format(first=store, second="", third=gone)), name="test.ptx")
+    out = np.zeros(256, np.uint32)
+    ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [out, None, 0], schedule=schedule)
+    np.testing.assert_array_equal(out[128:144], np.arange(16, 32))
+
+
+@pytest.mark.parametrize("schedule", [0, 1, 5])
+@pytest.mark.parametrize(
+    "after", ["ld.global.u32 %r5, [%d0]; st.global.u32 [%d0 + 64], %r5;", "st.global.u32 [%d0], 7;"]
+)
+@pytest.mark.parametrize("alone", [0, 1])
+def test_a_reduction_tells_its_thread_nothing(alone: int, after: str, schedule: int) -> None:
+    # Split-K: each block adds, and one of them takes the sum for complete. Its own red may have been the first.
+    body = f"""
+        setp.ne.u32 %p1, %r1, 0;
+        @%p1 ret;
+        {{add}}
+        setp.ne.u32 %p2, %r60, {alone};
+        @%p2 ret;
+        {after}
+        ret;
+    """
+    module = ptx.Module.parse(text(body.format(add="red.global.add.u32 [%d0], 1;")), name="test.ptx")
+    with pytest.raises(ptx.RaceError) as caught:
+        ptx.launch(module, "k", (2, 1, 1), (32, 1, 1), [np.zeros(64, np.uint32), None, 0], schedule=schedule)
+    assert {caught.value.block, caught.value.other_block} == {(0, 0, 0), (1, 0, 0)}
+    # Whoever learns from the word itself that the other one has added comes after it.
+    poll = "AGAIN: ld.relaxed.gpu.global.u32 %r5, [%d0]; setp.ne.u32 %p3, %r5, 2; @%p3 bra AGAIN;"
+    add = f"red.global.add.u32 [%d0], 1; setp.ne.u32 %p2, %r60, {alone}; @%p2 ret; {poll}"
+    module = ptx.Module.parse(text(body.format(add=add)), name="test.ptx")
+    ptx.launch(module, "k", (2, 1, 1), (32, 1, 1), [np.zeros(64, np.uint32), None, 0], schedule=schedule)

@@ -91,8 +91,7 @@ def test_the_class_is_the_same_under_every_schedule(row: Row | BulkRow) -> None:
             classes.add(error.warning)
         except ptx.MemoryFault as error:
             # Who reads too early reads what nobody has written yet.
-            assert error.kind == "uninitialised"
-            classes.add("")
+            classes.add("" if error.kind == "uninitialised" else error.kind)
     # Who only looks after the others have ended sees no race.
     assert classes == {"" if row.warning == "warp-collective" else row.warning}
 

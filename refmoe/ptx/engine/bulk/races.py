@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.ptx.engine.combined import Combined
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.races import Accessing, RaceShadow, shadow_of
@@ -362,11 +363,26 @@ def global_write(
     at, who = shadow._refuse_write(frame, access, region, index, lanes, access.width, flags)
     _refuse_unfenced(shadow, frame, access, region, at, who, _fenced_in_global_memory(frame))
     pending = _pending(frame, who) | flags
+    if flags & STRENGTH:
+        _combine(frame, shadow, at, who, pending)
+        return
     shadow._writes[at] = pending
     lost = np.flatnonzero(shadow._writes[at] != pending)
-    if lost.size and not flags & STRENGTH:
+    if lost.size:
         found = shadow._writes[at]
         shadow._report_granules(frame, access, region, at, who, pending, lost, found[lost], "write-write")
+
+
+def _combine(frame: Frame, shadow: RaceShadow, at: Array, who: Array, pending: Array) -> None:
+    """Copies of `who` [n] will combine what they bring with what is at slots `at` [n], as others may."""
+    if shadow.combined is None:
+        shadow.combined = Combined()
+    for lane in np.unique(who).tolist():
+        # One after another: copies of one instruction may meet.
+        mine = np.flatnonzero(who == lane)
+        slots = at[mine]
+        previous = np.where(shadow._writes[slots] & STRENGTH != 0, shadow._writes[slots], 0)
+        shadow._writes[slots] = shadow.combined.with_each(previous, pending[mine], who[mine], shadow.ordering(frame))
 
 
 def global_write_done(
@@ -375,5 +391,11 @@ def global_write_done(
     """Those copies are complete, and their threads have waited for them."""
     shadow = shadow_of(region)
     at, who = shadow._cover(index, lanes, access.width)
-    found = shadow._writes[at]
-    shadow._writes[at] = np.where(found == _pending(frame, who) | flags, shadow._mine(frame, who, flags), found)
+    found, pending, done = shadow._writes[at], _pending(frame, who) | flags, shadow._mine(frame, who, flags)
+    if shadow.combined is None:
+        shadow._writes[at] = np.where(found == pending, done, found)
+        return
+    for lane in np.unique(who).tolist():
+        mine = np.flatnonzero(who == lane)
+        held = shadow._writes[at[mine]]
+        shadow._writes[at[mine]] = shadow.combined.completed(held, pending[mine], done[mine])

@@ -269,16 +269,10 @@ class Clocks:
 
     # Fences `.sc` that must have come before, without what they pass on being known
 
-    def reached(self, lane: int) -> Array | None:
-        """A row of which only the part of fences is set, with those before now of a lane; None if there are none."""
-        row = int(self.rows(np.array([lane]))[0])
-        part = self.seen[row, self.fence : self.init]
-        if not self.last_fence[lane] and not part.any():
-            return None
-        made = np.zeros(self.columns, np.int64)
-        made[self.fence : self.init] = part
-        made[self.fence + lane % (LANES * self.warps)] = self.last_fence[lane]
-        return made
+    def known_threads(self, row: int) -> Array:
+        """int64 [threads of a cluster]: the step up to which a row knows each of them."""
+        known = self.seen[row]
+        return np.maximum(known[self.lane : self.copy], np.repeat(known[: self.warps], LANES))
 
     def learn_reached(self, lane: int, known: Array) -> None:
         """The fences of a row come before what a lane does from now on."""

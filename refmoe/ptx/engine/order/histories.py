@@ -7,8 +7,8 @@ others that its thread does not know of ("Coherence", "Causality" of the PTX ISA
 
     knows of a write:   it, or somebody's read of it, happens before now, or this thread read it or a later one
 
-An atomic reads the last write and comes right behind it. Where fences `.sc` have an order that a choice could
-contradict, the last write is taken: some weak outcomes are never seen, but none that is not allowed.
+An atomic reads the last write and comes right behind it. What a thread knows by the order of fences `.sc` counts as
+known, see `refmoe.ptx.engine.order.sequence`.
 """
 
 from __future__ import annotations
@@ -84,26 +84,26 @@ class History:
                 return place
         return 0
 
-    def read(
-        self, lane: int, record: int, knows: Knows, free: Callable[[int], bool], choices: Choosing
-    ) -> RecordedWrite:
-        """The write that a lane's read takes; `free(step)`: whether it may miss writes that are as late as a step."""
+    def behind(self, write: RecordedWrite) -> list[RecordedWrite]:
+        """The writes that come after one."""
+        place = next(number for number, each in enumerate(self.writes) if each is write)
+        return self.writes[place + 1 :]
+
+    def read(self, lane: int, record: int, knows: Knows, choices: Choosing) -> RecordedWrite:
+        """The write that a lane's read takes."""
         oldest, newest = self._oldest(knows), len(self.writes) - 1
         place = newest
         if oldest < newest and self._stale.get(lane, 0) < _STALE:
             place = oldest + choices.below(newest - oldest + 1)
-            if place < newest and not free(self.writes[place + 1].record):
-                place = newest
         self._stale[lane] = self._stale.get(lane, 0) + 1 if place < newest else 0
         chosen = self.writes[place]
         chosen.readers.append(record)
         return chosen
 
-    def write(self, made: RecordedWrite, knows: Knows, free: Callable[[int], bool], choices: Choosing) -> bool:
+    def write(self, made: RecordedWrite, knows: Knows, choices: Choosing) -> bool:
         """Put a write where it may come. Returns whether it is the last."""
         oldest, end = self._oldest(knows), len(self.writes)
         places = [place for place in range(oldest + 1, end) if not self.writes[place - 1].followed]
-        places = [place for place in places if free(self.writes[place].record)]
         # What was there before a launch's writes is its own start.
         place = [*places, end][choices.below(len(places) + 1)]
         self.writes.insert(place, made)

@@ -23,8 +23,9 @@ from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.histories import Choosing, History, RecordedWrite
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
 from refmoe.ptx.engine.order.polls import Poll, Polls
+from refmoe.ptx.engine.order.sequence import FenceSequence
 from refmoe.ptx.state.memory import Region
-from refmoe.ptx.state.records import CLUSTER, GRID, SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
+from refmoe.ptx.state.records import CLUSTER, GRID, SEVERAL, STRENGTH_SHIFT, THREAD
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -34,6 +35,8 @@ Reach = tuple[int, int]
 _APART = 1024
 # Fences of a thread that are remembered.
 _LAST_FENCES = 16
+# Accesses of one location by one lane that are remembered, of those that more fences came before than the last one.
+_LAST_REACHED = 4
 
 
 @dataclass(slots=True)
@@ -104,6 +107,19 @@ class Reached:
     every: Knowledge | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ReachedAccess:
+    """An access of a lane that fences of other clusters came before.
+
+    Attributes:
+        record: of the access.
+        before: the fences.
+    """
+
+    record: int
+    before: Knowledge
+
+
 class Order:
     """What the CTAs of a launch pass to each other.
 
@@ -116,7 +132,7 @@ class Order:
         fences: by thread of the grid its last fences `.sc`.
         reached: by location, fences that came before its strong accesses.
         histories: by location, writes that may still be seen; under a schedule.
-        last_fence: step of the last `fence.sc`.
+        sequence: fences `.sc` in the order in which they were executed; under a schedule.
     """
 
     def __init__(self, clusters: int) -> None:
@@ -125,7 +141,7 @@ class Order:
         self.fences: dict[int, deque[SequentialFence]] = {}
         self.reached: dict[int, Reached] = {}
         self.histories: dict[int, History] = {}
-        self.last_fence = 0
+        self.sequence = FenceSequence(self.pool)
 
 
 class StrongAccess(Protocol):
@@ -193,8 +209,8 @@ class Strong:
         self._pending: dict[int, dict[int, Releases]] = {}
         # What lanes know of phases of barriers in memory that they saw complete without an acquire: by location.
         self._signals: dict[int, dict[int, Releases]] = {}
-        # By cluster, fences of other clusters that came before accesses of its own: by location.
-        self._reached: dict[int, dict[int, Knowledge]] = {}
+        # By cluster, fences of other clusters that came before accesses of its own: by lane and location.
+        self._reached: dict[int, dict[tuple[int, int], list[ReachedAccess]]] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -361,9 +377,29 @@ class Strong:
 
         return knows
 
-    def _is_free(self, record: int) -> bool:
-        """Whether a choice that puts something before a write contradicts no order of fences `.sc`."""
-        return self._order.last_fence < record >> STEP_SHIFT
+    def _knows_in_order(self, lane: int) -> Callable[[int], bool]:
+        """`_knows`, with the order in which fences `.sc` were executed: what a choice of a lane must not contradict."""
+        knows, sequence, warps = self._knows(lane), self._order.sequence, self._clocks.warps
+        if sequence.every is None:
+            return knows
+        before: list[Knowledge | None] = []
+
+        def knows_in_order(record: int) -> bool:
+            if knows(record):
+                return True
+            cluster = ((record & int(THREAD)) >> 5) // warps
+            if not self._is_in(sequence.every, cluster, record):
+                return False
+            if not before:
+                before.append(sequence.before(knows))
+            return self._is_in(before[0], cluster, record)
+
+        return knows_in_order
+
+    def _is_in(self, knowledge: Knowledge | None, cluster: int, record: int) -> bool:
+        if knowledge is None or not knowledge.rows[cluster]:
+            return False
+        return self._clocks.is_known(int(knowledge.rows[cluster]), record & ~int(SEVERAL))
 
     def _own(self, access: StrongAccess, lane: int) -> int:
         return int(self._clocks.record(np.array([lane]))[0]) | access.strength << STRENGTH_SHIFT
@@ -373,10 +409,12 @@ class Strong:
         assert self.choices is not None
         key = self.key(region, index)
         history = self._history(access, region, key, index, record)
-        chosen = history.read(lane, self._own(access, lane), self._knows(lane), self._is_free, self.choices)
+        chosen = history.read(lane, self._own(access, lane), self._knows_in_order(lane), self.choices)
         if chosen is history.last:
             self.read(access, region, np.array([index]), np.array([lane]), np.array([record]), alive)
-        elif chosen.passed is not None:
+            return chosen.value
+        self._come_before(lane, key, [each.record for each in history.behind(chosen)])
+        if chosen.passed is not None:
             location = chosen.passed
             if min(location.strength, access.strength) >= self._needed(location.cta, self._cta(lane)):
                 self._learn(access, key, location.releases, [lane], alive)
@@ -387,7 +425,7 @@ class Strong:
         assert self.choices is not None
         history = self._history(access, region, self.key(region, index), index, before)
         made = RecordedWrite(value, self._own(access, lane))
-        return history.write(made, self._knows(lane), self._is_free, self.choices)
+        return history.write(made, self._knows_in_order(lane), self.choices)
 
     def written(self, access: StrongAccess, region: Region, index: int, lane: int, record: int, last: bool) -> None:
         """A strong store has come, as `put` said; `record` is what memory has of it."""
@@ -418,7 +456,8 @@ class Strong:
                 del self._order.histories[key]
                 continue
             value = region.data[at : at + access.width].tobytes()
-            history.modify(RecordedWrite(value, record, self._order.locations.get(key)), self._own(access, lane))
+            own = self._own(access, lane)
+            history.modify(RecordedWrite(value, own, self._order.locations.get(key)), own)
             history.record = record
 
     # Fences
@@ -431,9 +470,12 @@ class Strong:
                 self._acquire(np.array([lane]), self._usable(releases, self._cta(lane), strength), alive)
         if sequential:
             self._follow_fences(lanes, strength, alive)
-            clocks.last_fence[lanes] = self._order.last_fence = clocks.now
+            clocks.last_fence[lanes] = clocks.now
         rows = clocks.rows(lanes)
         known = {row: clocks.seen[row].copy() for row in np.unique(rows).tolist()}
+        if sequential and self.choices is not None:
+            for row in known:
+                self._come_next(lanes[rows == row], row, strength)
         made: dict[int, FenceKnowledge] = {}
         for lane, row in zip(lanes.tolist(), rows.tolist(), strict=True):
             held = self._fences.setdefault(lane, {})
@@ -482,26 +524,87 @@ class Strong:
 
     # The order of fences `.sc`
 
+    def _come_next(self, lanes: Array, row: int, strength: int) -> None:
+        """`lanes`, all of which know a row, come to a fence behind all that have been executed before."""
+        clocks = self._clocks
+        known = clocks.seen[row : row + 1].copy()
+        clocks.mark(known, np.zeros(len(lanes), np.int64), lanes, clocks.now)
+        cluster = clocks.cluster(row)
+        own = clocks.pool.knowledge(cluster, known[0], clocks.beyond.get(row))
+        first = int(lanes[0])
+        threads = (clocks.first_warp * LANES + lanes).tolist()
+        self._order.sequence.add(threads, clocks.now, strength, self._cta(first), cluster, own, self._knows(first))
+
+    def _come_before(self, lane: int, key: int, missed: list[int]) -> None:
+        """A lane read what was there before the writes of some records: its fences come before those of their threads.
+
+        A fence of theirs that had come first would not have let it.
+        """
+        clocks = self._clocks
+        if not clocks.sequential:
+            return
+        mine = self._fences_before(lane)
+        if mine is None:
+            return
+        held = self._order.reached.setdefault(key, Reached())
+        held.every = self._order.pool.join(held.every, mine)
+        lanes = len(clocks.last_fence)
+        for record in missed:
+            other = (record & int(THREAD)) - clocks.first_warp * LANES
+            if 0 <= other < lanes:
+                self._come_behind(other, key, mine)
+
+    def _come_behind(self, lane: int, key: int, before: Knowledge) -> None:
+        """Some fences come before those that a lane executes from now on, and before what comes after that."""
+        clocks = self._clocks
+        cluster = clocks.first_cluster + (lane >> 5) // clocks.warps
+        if before.rows[cluster]:
+            clocks.learn_reached(lane, self._order.pool.rows[before.rows[cluster]])
+        if np.count_nonzero(before.rows) > (before.rows[cluster] != 0):
+            held = self._reached.setdefault(cluster, {}).setdefault((lane, key), [])
+            joined = self._order.pool.join(held[-1].before if held else None, before)
+            assert joined is not None
+            if not held or joined is not held[-1].before:
+                held.append(ReachedAccess(int(clocks.record(np.array([lane]))[0]), joined))
+                del held[:-_LAST_REACHED]
+
+    def _fences_before(self, lane: int) -> Knowledge | None:
+        """The fences that happen before what a lane does now, whatever the order of fences is.
+
+        A fence that only reached the lane is none of them: of what comes after the lane's next access another thread
+        may know before it comes to its own fence.
+        """
+        clocks, fences = self._clocks, self._order.fences
+        row = int(clocks.rows(np.array([lane]))[0])
+        cluster, beyond = clocks.cluster(row), clocks.beyond.get(row)
+        part = clocks.seen[row, clocks.fence : clocks.init]
+        own = clocks.last_fence[lane]
+        if not fences:
+            return None
+        if not own and not part.any():
+            return beyond
+        made = np.zeros(clocks.columns, np.int64)
+        steps, known = made[clocks.fence : clocks.init], clocks.known_threads(row)
+        steps[:] = part
+        first = cluster * clocks.warps * LANES
+        for thread in np.flatnonzero(steps > known).tolist():
+            earlier = [each.fence.step for each in fences.get(first + thread, ()) if each.fence.step <= known[thread]]
+            steps[thread] = max(earlier, default=0)
+        steps[lane % len(steps)] = own
+        return self._order.pool.knowledge(cluster, made, beyond)
+
     def _communicate(self, lane: int, key: int, writes: bool) -> None:
         """A lane accesses a location strongly: fences before its writes, or all accesses, come before what it does."""
         clocks, pool = self._clocks, self._order.pool
         if not clocks.sequential:
             return
-        cluster = clocks.first_cluster + (lane >> 5) // clocks.warps
         held = self._order.reached.get(key)
         before = None if held is None else held.every if writes else held.writes
         if before is not None:
-            if before.rows[cluster]:
-                clocks.learn_reached(lane, pool.rows[before.rows[cluster]])
-            if np.count_nonzero(before.rows) > (before.rows[cluster] != 0):
-                self._reached.setdefault(cluster, {})[key] = before
-        own = clocks.reached(lane)
-        others = self._reached.get(cluster)
-        if own is None and not others:
+            self._come_behind(lane, key, before)
+        mine = self._fences_before(lane)
+        if mine is None:
             return
-        mine = None if own is None else pool.knowledge(cluster, own, None)
-        for other in others.values() if others else ():
-            mine = pool.join(mine, other)
         held = self._order.reached.setdefault(key, Reached())
         held.every = pool.join(held.every, mine)
         if writes:
@@ -514,8 +617,11 @@ class Strong:
             mine = lanes[clocks.rows(lanes) == row]
             cluster = clocks.cluster(row)
             found = [(cluster, *each) for each in clocks.forced(clocks.seen[row], clocks.seen[row]).tolist()]
-            for reached in self._reached.get(cluster, {}).values():
-                found += self._forced_elsewhere(row, cluster, reached)
+            knows = self._knows(int(mine[0]))
+            for accesses in self._reached.get(cluster, {}).values():
+                reached = next((each.before for each in reversed(accesses) if knows(each.record)), None)
+                if reached is not None:
+                    found += self._forced_elsewhere(row, cluster, reached)
             for other, thread, step in found:
                 number = other * clocks.warps * LANES + thread
                 for one in self._order.fences.get(number, ()):

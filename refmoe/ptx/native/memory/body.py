@@ -37,7 +37,10 @@ class AccessBody(OrderedLanes):
         build.position_at_end(loop)
         left = build.phi(WARP_MASK)
         left.add_incoming(self.mask, before)
-        row = self.row(build.extract_element(address, lowest(build, left)))
+        first = build.extract_element(address, lowest(build, left))
+        row = self.row(first)
+        if variant.space == "generic":
+            address = self.without_owner(address, first)
         here = self._inside(row, address, left)
         self._access(row, build.sub(address, self.splat(self.base(row))), here)
         rest = build.and_(left, build.not_(build.bitcast(here, WARP_MASK)))

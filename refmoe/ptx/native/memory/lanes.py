@@ -15,6 +15,7 @@ from refmoe.ptx.native.context import (
     Context,
     Row,
 )
+from refmoe.ptx.native.exchange import owned
 from refmoe.ptx.native.scalar import (
     POINTER,
     WARP_MASK,
@@ -143,6 +144,19 @@ class AccessLanes:
         beyond = build.icmp_unsigned(">=", number, field(build, self.context, Context.REGION_COUNT))
         leave_if(build, build.or_(low, beyond), 1)
         return at(build, regions, build.mul(number, word(ROW_BYTES)))
+
+    def without_owner(self, address: Value, first: Value) -> Value:
+        """Addresses without the upper bits of those in the lanes' own local memory, if the first one lies in such."""
+        build = self.build_
+        local = build.icmp_unsigned("==", build.lshr(first, word(56)), word(LOCAL_WINDOW >> 56))
+        before = build.block
+        with build.if_then(local, likely=False):
+            threads = self._threads(build.add(field(build, self.context, Context.FIRST_THREAD), word(1)))
+            moved, inner = build.sub(address, owned(self.lanes, threads)), build.block
+        found = build.phi(vector(64))
+        found.add_incoming(address, before)
+        found.add_incoming(moved, inner)
+        return found
 
     def base(self, row: Value) -> Value:
         """The address of a region's first byte in the space of the access."""

@@ -1,0 +1,98 @@
+"""Copies that combine what they bring with what is there, and atomics beside them: whose accesses they are.
+
+Such accesses do not race with each other, so many of them may stand behind a byte that nothing has ordered. A plain
+access has to come after them all, and not only after the one that came last. One record cannot say of several copies
+in flight which of them are complete: of such a byte memory has the number of a *set* of records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from refmoe.ptx.state.records import (
+    ASYNCHRONOUS,
+    BULK,
+    GRID,
+    PENDING,
+    SEVERAL_SHIFT,
+    STEP_SHIFT,
+    STRENGTH_SHIFT,
+    THREAD,
+    Several,
+)
+
+Array = Any
+# Records of a set; of more the earliest are forgotten.
+_MOST = 64
+_SET = (
+    (PENDING << STEP_SHIFT)
+    | (int(Several.CLUSTERS) << SEVERAL_SHIFT)
+    | int(BULK | ASYNCHRONOUS)
+    | (GRID << STRENGTH_SHIFT)
+)
+# Whether an access of a record comes before what a lane does now.
+Ordered = Callable[[int, int], bool]
+
+
+class Combined:
+    """The sets of records of a region.
+
+    A set has the form of a record that nothing is ordered after: whoever does not know sets finds it in no order.
+    """
+
+    def __init__(self) -> None:
+        self._sets: list[tuple[int, ...]] = [()]
+        self._numbers: dict[tuple[int, ...], int] = {}
+
+    def are_sets(self, records: Array) -> Array:
+        """Which of `records` [n] are sets."""
+        return records & ~THREAD == _SET
+
+    def is_set(self, record: int) -> bool:
+        """Whether a record is a set."""
+        return record & ~int(THREAD) == _SET
+
+    def members(self, record: int) -> tuple[int, ...]:
+        """The records that one stands for."""
+        return self._sets[record & int(THREAD)] if self.is_set(record) else (record,)
+
+    def _of(self, members: tuple[int, ...]) -> int:
+        """What stands for some records."""
+        if len(members) == 1:
+            return members[0]
+        kept = members[-_MOST:]
+        if kept not in self._numbers:
+            self._numbers[kept] = len(self._sets)
+            self._sets.append(kept)
+        return _SET | self._numbers[kept]
+
+    def with_one(self, previous: int, mine: int, lane: int, ordered: Ordered) -> int:
+        """What stands for a lane's access `mine`, and for those of `previous` that do not come before it."""
+        others = tuple(each for each in self.members(previous) if each != mine and not ordered(lane, each))
+        return self._of((*others, mine))
+
+    def with_each(self, previous: Array, mine: Array, lanes: Array, ordered: Ordered) -> Array:
+        """`with_one` of records [n] each; 0 for no previous one."""
+        made: Array = mine.copy()
+        table = np.stack([previous, mine, lanes], axis=1)
+        rows, which = np.unique(table, axis=0, return_inverse=True)
+        for number, (before, own, lane) in enumerate(rows.tolist()):
+            if before:
+                made[which.ravel() == number] = self.with_one(before, own, lane, ordered)
+        return made
+
+    def completed(self, found: Array, pending: Array, done: Array) -> Array:
+        """`found` [n] with `done` [n] in place of `pending` [n], which sets may have too."""
+        made: Array = np.where(found == pending, done, found)
+        for at in np.flatnonzero(self.are_sets(found)).tolist():
+            members = self.members(int(found[at]))
+            if int(pending[at]) in members:
+                made[at] = self._of(tuple(int(done[at]) if each == pending[at] else each for each in members))
+        return made
+
+    def unordered(self, lane: int, record: int, ordered: Ordered) -> int | None:
+        """A record of a set that does not come before what a lane does now."""
+        return next((each for each in self.members(record) if not ordered(lane, each)), None)
