@@ -137,12 +137,6 @@ class Code:
     shadowed: Callable[[int], Callable[..., Any]]
 
     @cached_property
-    def maybe_unwritten(self) -> frozenset[str]:
-        """Names of registers that somebody may use before they are written."""
-        numbers = {number for number, _ in self.unwritten}
-        return frozenset(name for name, (number, _) in self.homes.items() if number in numbers)
-
-    @cached_property
     def windows(self) -> Windows:
         """Which strong accesses may be put off."""
         return Windows(self.program)

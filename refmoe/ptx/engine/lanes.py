@@ -317,10 +317,6 @@ class Lanes(ABC):
         """The values [warps, 32] of a register that lives across pieces of blocks, in place."""
 
     @abstractmethod
-    def maybe_unwritten(self) -> frozenset[str]:
-        """Names of registers that somebody may use before they are written."""
-
-    @abstractmethod
     def agent_name(self, thread: int) -> str:
         """For messages: a bulk copy and the barrier on which it completes, by the number in a race record."""
 

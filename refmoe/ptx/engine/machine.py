@@ -224,10 +224,6 @@ class Machine(Runner):
         """See `Lanes.home`."""
         return self.registers[self.code.homes[name][0]]
 
-    def maybe_unwritten(self) -> frozenset[str]:
-        """See `Lanes.maybe_unwritten`."""
-        return self.code.maybe_unwritten
-
     def agent_name(self, thread: int) -> str:
         """See `Lanes.agent_name`."""
         return self.bulk.agent_name(thread)
