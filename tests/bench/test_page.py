@@ -161,3 +161,17 @@ def test_kernels_of_deepseek_are_beside_other_people_s() -> None:
     assert f"{routing['weights_with_other_bits']:,} differ" in page
     alone = {name: report for name, report in read_reports(BENCH).items() if not name.startswith("deepseek")}
     assert "DeepGEMM" not in page_text(alone)
+
+
+def test_a_whole_layer_of_deepseek_is_there_launch_by_launch() -> None:
+    layer = json.loads((BENCH / "deepseek.json").read_text())
+    assert layer["sizes"] == {
+        **{"tokens": 1, "hidden": 7168, "intermediate": 2048, "experts": 256},
+        **{"top_k": 8, "groups": 8, "top_groups": 4},
+    }
+    assert layer["all_reached"]
+    page = page_text(read_reports(BENCH))
+    for row in layer["rows"]:
+        assert f"| {row['stage']} | `{row['entry']}` | {row['seconds']:.1f} | {row['bytes']:,} |" in page
+    compared = sum(row["bytes"] for row in layer["rows"])
+    assert f"of {compared:,} bytes 0 differ" in page.replace("\n", " ")

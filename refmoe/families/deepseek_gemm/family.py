@@ -450,9 +450,8 @@ def _default() -> Iterator[Case]:
         yield _past_every_lane(dtype, 128, ctas=2, **wgmma)
         # A tile of tokens more than a band has, in two columns of tiles: in one, every band is numbered alike.
         for tile_m, ctas in ((64, 1), (128, 1), (256, 1), (128, 2)):
-            tokens = _BAND * tile_m + 1
-            shape = Shape(tokens, 128, n=2 * ctas * TILE_N, e=1)
-            yield _case("near", shape, dtype, rows=str(tokens), tile_m=tile_m, ctas=ctas, **wgmma)
+            shape = Shape(_BAND * tile_m + 1, 128, n=2 * ctas * TILE_N, e=1)
+            yield _case("near", shape, dtype, rows=str(shape.m), tile_m=tile_m, ctas=ctas, **wgmma)
     for k, n in (GATE_UP, DOWN):
         yield _case("near", Shape(_CLASS_ROWS, k, n=n, e=5), rows=_CLASSES, sample=1, scales="mn_major")
     yield _case("near", Shape(5, 128, n=128, e=2), rows="1-2", poison=0)  # the fill's default

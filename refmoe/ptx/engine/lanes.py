@@ -7,6 +7,7 @@ on both.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -315,6 +316,14 @@ class Lanes(ABC):
     @abstractmethod
     def home(self, name: str) -> Array:
         """The values [warps, 32] of a register that lives across pieces of blocks, in place."""
+
+    @abstractmethod
+    def check_written(self, instruction: Instruction, names: Iterable[str], warps: slice) -> None:
+        """Look at registers of some warps, of 32 bits each, that live across pieces of blocks.
+
+        Raises:
+            Suspected: one may be a register that nobody wrote, and undefined values are not followed yet.
+        """
 
     @abstractmethod
     def agent_name(self, thread: int) -> str:

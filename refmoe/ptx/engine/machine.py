@@ -13,6 +13,7 @@ that instruction, unless they did so before and came back to the same state: tha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,6 +35,7 @@ from refmoe.ptx.engine.order.clocks import Clocks
 from refmoe.ptx.engine.order.strong import Strong
 from refmoe.ptx.engine.races import RaceShadow, refuse_early_exit
 from refmoe.ptx.engine.single.thread_steps import Runner, Steps
+from refmoe.ptx.engine.slow import Suspected, looks_for_unwritten
 from refmoe.ptx.engine.tensor.wgmma import Warpgroups
 from refmoe.ptx.engine.tracer import Tracer
 from refmoe.ptx.engine.turns import Turns
@@ -41,6 +43,7 @@ from refmoe.ptx.engine.undefined.follower import UndefinedFollower
 from refmoe.ptx.errors import Deadlock, StepBudgetExceeded, Trap, WarpError
 from refmoe.ptx.native import order
 from refmoe.ptx.native.scheduler import PATIENCE
+from refmoe.ptx.program.unwritten import CANARIES
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.text.syntax import Instruction
 from refmoe.ptx.text.wgmma import WARPS as WARPGROUP
@@ -223,6 +226,15 @@ class Machine(Runner):
     def home(self, name: str) -> Array:
         """See `Lanes.home`."""
         return self.registers[self.code.homes[name][0]]
+
+    def check_written(self, instruction: Instruction, names: Iterable[str], warps: slice) -> None:
+        """See `Lanes.check_written`."""
+        if not looks_for_unwritten(self):
+            return
+        for name in names:
+            home = self.code.homes[name]
+            if home in self.code.unwritten and (self.registers[home[0]][warps] == np.uint32(CANARIES[home[1]])).any():
+                raise Suspected(instruction.text)
 
     def agent_name(self, thread: int) -> str:
         """See `Lanes.agent_name`."""

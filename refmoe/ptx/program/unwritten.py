@@ -56,7 +56,7 @@ def unwritten(program: Program) -> UnwrittenReads:
             if found := tuple(dict.fromkeys(name for name in uses if name in open_)):
                 reads[index, number] = found
             open_ -= set(writes)
-    return UnwrittenReads(frozenset(of_products).union(*reads.values()), reads)
+    return UnwrittenReads(frozenset(of_products.union(*reads.values())), reads)
 
 
 def instructions_of(block: Block) -> tuple[Instruction, ...]:

@@ -183,6 +183,9 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("bench.figures", "another rate", bench, at("rows", 0, terabytes_per_second=4.7)),
     ("bench.targets", "reached and it is not", bench, at("reached", b_s=True)),
     ("bench.targets", "all reached", bench, top_key(all_reached=True)),
+    ("bench.targets", "bytes that differ", bench, top_key(
+        targets={}, reached={}, all_reached=True, rows=[{"stage": "gemm1", "seconds": 1.0, "bytes": 8, "differing": 3}]
+    )),
     ("bench.targets", "a rate that is missed", bench, top_key(a_per_s=3.0)),
     ("bench.targets", "another ratio", compared, at("comparisons", "quantize", ratio=8.0)),
     ("bench.targets", "a target that is missed", compared, at("comparisons", "quantize", target=8.0)),

@@ -23,12 +23,10 @@ from refmoe.ptx.engine.bulk.races import BulkShadow
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access
-from refmoe.ptx.engine.slow import Suspected, looks_for_unwritten
 from refmoe.ptx.engine.tensor.descriptor import CHUNK, chunks
 from refmoe.ptx.engine.tensor.sparse import metadata_of, multiply_sparse, ordered_places
 from refmoe.ptx.engine.tensor.sums import Sums
 from refmoe.ptx.errors import WarpError
-from refmoe.ptx.program.unwritten import CANARIES
 from refmoe.ptx.text.syntax import Instruction
 from refmoe.ptx.text.wgmma import ROW_BYTES, ROWS, Form
 
@@ -310,17 +308,11 @@ class Warpgroups:
         """Suspected: a register of A, or a sum that is added to, may be one that nobody has written."""
         if not adds:
             group.written.add(product.d)
-        if not looks_for_unwritten(self.machine):
-            return
         warp = int(group.lanes[0]) // _LANES
         for names in (product.a, product.d):
-            if names in group.written:
-                continue
-            for name in self.machine.maybe_unwritten().intersection(names):
-                held = self.machine.home(name)[warp : warp + _WARPS]
-                if (held == np.uint32(CANARIES["b32"])).any():
-                    raise Suspected(product.access.instruction.text)
-            group.written.add(names)
+            if names not in group.written:
+                self.machine.check_written(product.access.instruction, names, slice(warp, warp + _WARPS))
+                group.written.add(names)
 
     def _held(self, group: _Warpgroup, product: Product) -> Array | None:
         """A out of registers: register i of lane 4g + t of warp w has four bytes of row 16w + g + 8 (i % 2)."""
