@@ -20,7 +20,7 @@ from refmoe.ptx.errors import RaceError
 from refmoe.ptx.findings.accesses import scope_at
 from refmoe.ptx.findings.edits import PtxEdit
 from refmoe.ptx.text.memory_ops import memory_opcode
-from refmoe.ptx.text.syntax import Instruction, Label
+from refmoe.ptx.text.syntax import Instruction, Label, Symbol
 
 Relation = Literal["thread", "warp", "block", "cluster", "grid"]
 Body = Sequence[Instruction | Label]
@@ -482,13 +482,17 @@ def _is_polled(body: Body, load: Instruction) -> bool:
         if isinstance(each, Label):
             continue
         if each.opcode.split(".")[0] == "bra":
-            targets = [places[operand.name] for operand in each.operands if getattr(operand, "name", "") in places]
+            targets = [places[name] for name in _symbols(each) if name in places]
             if any(target <= here for target in targets):
                 between = body[min(targets) : number]
                 return not any(isinstance(one, Instruction) and _stores(one) for one in between)
         elif memory_opcode(each.opcode) is not None:
             return False
     return False
+
+
+def _symbols(instruction: Instruction) -> list[str]:
+    return [operand.name for operand in instruction.operands if isinstance(operand, Symbol)]
 
 
 def _once(instructions: Sequence[Instruction]) -> list[Instruction]:
