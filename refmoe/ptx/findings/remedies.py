@@ -482,14 +482,17 @@ def _is_polled(body: Body, load: Instruction) -> bool:
         if isinstance(each, Label):
             continue
         if each.opcode.split(".")[0] == "bra":
-            names = [operand.name for operand in each.operands if isinstance(operand, Symbol)]
-            targets = [places[name] for name in names if name in places]
+            targets = [places[name] for name in _symbols(each) if name in places]
             if any(target <= here for target in targets):
                 between = body[min(targets) : number]
                 return not any(isinstance(one, Instruction) and _stores(one) for one in between)
         elif memory_opcode(each.opcode) is not None:
             return False
     return False
+
+
+def _symbols(instruction: Instruction) -> list[str]:
+    return [operand.name for operand in instruction.operands if isinstance(operand, Symbol)]
 
 
 def _once(instructions: Sequence[Instruction]) -> list[Instruction]:

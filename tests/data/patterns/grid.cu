@@ -17,7 +17,7 @@ __device__ u32 c; KER NAME(ARGS) { __shared__ bool last; in[BID * 64 + TID] = BI
     ⟨¦__syncthreads();⟩ if (TID == 0) { last = atomicAdd(&c, 1) == gridDim.x - 1; } __syncthreads(); if (last) {
     __threadfence(); u32 s = 0; for (u32 i = 0; i < gridDim.x; i++) s += in[i * 64 + TID]; out[TID] = s; } }
 
-//# last_ref_acqrel finds=RaceError:write-read g=4
+//# last_ref_acqrel finds=warning g=4
 __device__ u32 c; KER NAME(ARGS) { __shared__ bool last; in[BID * 64 + TID] = BID + 7; __syncthreads(); if (TID == 0) {
     cuda::atomic_ref<u32, cuda::thread_scope_device> r(c); last = r.fetch_add(1, cuda::memory_order_⟨release¦acq_rel⟩)
     == gridDim.x - 1; } __syncthreads(); if (last) { u32 s = 0; for (u32 i = 0; i < gridDim.x; i++) s += __ldcg(&in[i *
@@ -39,7 +39,7 @@ __device__ u32 c; KER NAME(ARGS) { if (TID) return; in[BID] = BID + 1; __threadf
     == 0) c = 0;¦⟩ if (t == gridDim.x - 1) { __threadfence(); u32 s = 0; for (u32 i = 0; i < gridDim.x; i++) s += in[i];
     out[0] = s; c = 0; } }
 
-//# lock_noacq finds=warning g=4
+//# lock_noacq finds=RaceError:write-read g=4
 __device__ int m; KER NAME(ARGS) { if (TID) return; while (atomicCAS(&m, 0, 1)) {} ⟨¦__threadfence();⟩ out[0] = out[0] +
     1; __threadfence(); atomicExch(&m, 0); }
 
@@ -59,7 +59,7 @@ __device__ int m; KER NAME(ARGS) { if (TID) return; while (atomicCAS(&m, 0, 1)) 
 __device__ int m; KER NAME(ARGS) { bool done = false; while (!done) { if (atomicCAS(&m, 0, 1) == 0) { __threadfence();
     out[0] = out[0] + 1; ⟨¦__threadfence();⟩ atomicExch(&m, 0); done = true; } } }
 
-//# lock_ticket finds=warning g=4
+//# lock_ticket finds=RaceError:write-write g=4
 __device__ u32 t, n; KER NAME(ARGS) { if (TID) return; u32 my = atomicAdd(&t, 1); while (ld_⟨rlx¦acq⟩(&n) != my) {}
     out[0] = out[0] * 3 + 1; st_rel(&n, my + 1); }
 
