@@ -145,9 +145,9 @@ def test_a_report_counts_by_cause_and_shows_the_shortest() -> None:
     ]
     assert any("st.global.u32" in line for line in worst["ptx"])
     assert table(report)[1:] == [
-        ["shape", "cause", "", "", "2", "", "", ""],
-        ["shape", "all", "1", "", "2", "", "", ""],
-        ["all", "", "1", "0", "2", "0", "0", "0"],
+        ["shape", "cause", "", "", "2", "", "", "", ""],
+        ["shape", "all", "1", "", "2", "", "", "", ""],
+        ["all", "", "1", "0", "2", "0", "0", "0", "0"],
     ]
 
 
