@@ -290,7 +290,7 @@ def test_lines_that_change_nothing(line: str) -> None:
         "tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%r9], %r1, %r1;",
         "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%d3], [%r9], 64;",
         "fence.proxy.tensormap::generic.acquire.gpu [%d3], 64;",
-        "fence.proxy.alias;",
+        "fence.proxy.nothing;",
         "cp.async.bulk.tensor.2d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r8], [%d1, {%r2}], [%r7];",
         "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r8], [%d1, {%r2, %r3}], [%r7];",
     ],

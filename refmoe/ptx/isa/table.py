@@ -37,7 +37,10 @@ def resolve(opcode: str, destinations: int = 1, sources: int = 0) -> Operation:
     except NoSuchInstruction:
         if (ordered := in_order(opcode)) == opcode:
             raise
-    return _resolved(ordered, destinations, sources)
+    try:
+        return _resolved(ordered, destinations, sources)
+    except UnknownOpcode as error:
+        raise UnknownOpcode(opcode, error.reason) from None
 
 
 def _resolved(opcode: str, destinations: int, sources: int) -> Operation:

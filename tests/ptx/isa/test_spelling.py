@@ -157,7 +157,7 @@ def test_every_operation_keeps_its_promises() -> None:
         "add.",
         "add.u8",
         "add.rn.u32",
-        "add.f32.rn",
+        "add.u32.rn",
         "frobnicate.b32",
         "mul.u32",
         "cvt.f16.f32",
