@@ -80,8 +80,13 @@ def _default() -> Iterator[Case]:
         yield _case("near", Shape(3, 640, n=128, e=2), grouping="masked", rows="0", tile_m=narrow, model=model)
         yield _case("near", Shape(0, 256, n=128, e=2), model=model)
         yield _case("near", Shape(20, 256, n=128, e=3), tile_m=narrow, model=model)  # some rows of no expert
-        k, n = DOWN
-        yield _case("near", Shape(72, k, n=n, e=3), rows="0-1-71", sample=1, scales="mn_major", tile_m=64, model=model)
+    yield _true_size("sm90_wgmma_fp8")
+
+
+def _true_size(model: str) -> Case:
+    """A window of each of three experts of DeepSeek-V3's sizes."""
+    k, n = DOWN
+    return _case("near", Shape(72, k, n=n, e=3), rows="0-1-71", sample=1, scales="mn_major", tile_m=64, model=model)
 
 
 def _full() -> Iterator[Case]:
@@ -96,6 +101,7 @@ def _full() -> Iterator[Case]:
         # All experts of a layer, of which every third has no rows and every third has two.
         yield _case("wide-range", Shape(256, DOWN[0], n=128, e=256), rows="1-0-2", scales="mn_major", model=model)
         yield class_case(_case, "1-0", GATE_UP, model=model)
+        yield _true_size(model)
 
 
 def _samples() -> Iterator[Case]:
