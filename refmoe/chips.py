@@ -43,7 +43,7 @@ class Mma(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Sums:
+class ChipSums:
     """How an instruction adds up on a chip.
 
     Attributes:
@@ -88,7 +88,7 @@ class Target:
     arch: str
     compute_capability: tuple[int, int]
     ptx_version: str
-    sums: Mapping[Mma, Sums] = field(hash=False)
+    sums: Mapping[Mma, ChipSums] = field(hash=False)
 
     @property
     def instructions(self) -> frozenset[Mma]:
@@ -134,22 +134,22 @@ class Chip(Target):
         return self.shared_bytes, self.cluster_blocks, resident, frozenset(self.sums.items())
 
 
-def _sync(own: bool = False) -> dict[Mma, Sums]:
+def _sync(own: bool = False) -> dict[Mma, ChipSums]:
     """What every chip since SM80 has. The models are SM90's."""
     return {
-        Mma.SYNC_BF16: Sums("sm90_mma", "sm90_mma_f16acc", own),
-        Mma.SYNC_K8: Sums("sm90_mma_k8", own=own),
-        Mma.SYNC_K4: Sums("sm90_mma_k4", own=own),
+        Mma.SYNC_BF16: ChipSums("sm90_mma", "sm90_mma_f16acc", own),
+        Mma.SYNC_K8: ChipSums("sm90_mma_k8", own=own),
+        Mma.SYNC_K4: ChipSums("sm90_mma_k4", own=own),
     }
 
 
 _SM12X = {
     **_sync(),
-    Mma.SYNC_FP8: Sums("sm120"),
-    Mma.SYNC_F8F6F4: Sums("sm120"),
-    Mma.SYNC_MX: Sums("sm120"),
-    Mma.SYNC_MXF4: Sums("sm120_mxf4"),
-    Mma.SYNC_NVF4: Sums("sm120_nvf4"),
+    Mma.SYNC_FP8: ChipSums("sm120"),
+    Mma.SYNC_F8F6F4: ChipSums("sm120"),
+    Mma.SYNC_MX: ChipSums("sm120"),
+    Mma.SYNC_MXF4: ChipSums("sm120_mxf4"),
+    Mma.SYNC_NVF4: ChipSums("sm120_nvf4"),
 }
 
 #: Every chip by the name of its architecture.
@@ -163,9 +163,9 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 ptx_version="8.4",
                 sums={
                     **_sync(own=True),
-                    Mma.SYNC_FP8: Sums("sm90_mma_fp8"),
-                    Mma.WGMMA_BF16: Sums("sm90_wgmma", "sm90_wgmma_f16acc"),
-                    Mma.WGMMA_FP8: Sums("sm90_wgmma_fp8", "sm90_wgmma_fp8_f16acc"),
+                    Mma.SYNC_FP8: ChipSums("sm90_mma_fp8"),
+                    Mma.WGMMA_BF16: ChipSums("sm90_wgmma", "sm90_wgmma_f16acc"),
+                    Mma.WGMMA_FP8: ChipSums("sm90_wgmma_fp8", "sm90_wgmma_fp8_f16acc"),
                 },
                 shared_bytes=227 * 1024,
                 cluster_blocks=8,
@@ -183,11 +183,11 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 ptx_version="8.6",
                 sums={
                     **_sync(),
-                    Mma.SYNC_FP8: Sums(),
+                    Mma.SYNC_FP8: ChipSums(),
                     # BF16 products of tcgen05 have no model of their own.
-                    Mma.TCGEN05_F16: Sums("sm90_wgmma", own=False),
-                    Mma.TCGEN05_F8F6F4: Sums("sm100"),
-                    Mma.TCGEN05_MX: Sums("sm100"),
+                    Mma.TCGEN05_F16: ChipSums("sm90_wgmma", own=False),
+                    Mma.TCGEN05_F8F6F4: ChipSums("sm100"),
+                    Mma.TCGEN05_MX: ChipSums("sm100"),
                 },
                 shared_bytes=227 * 1024,
                 cluster_blocks=8,
@@ -229,8 +229,8 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
 _ASKED_ALONE = (
     Target(arch="sm_80", compute_capability=(8, 0), ptx_version="7.0", sums=_sync()),
     Target(arch="sm_86", compute_capability=(8, 6), ptx_version="7.1", sums=_sync()),
-    Target(arch="sm_89", compute_capability=(8, 9), ptx_version="8.4", sums={**_sync(), Mma.SYNC_FP8: Sums()}),
-    Target(arch="sm_103a", compute_capability=(10, 3), ptx_version="8.8", sums={**_sync(), Mma.SYNC_FP8: Sums()}),
+    Target(arch="sm_89", compute_capability=(8, 9), ptx_version="8.4", sums={**_sync(), Mma.SYNC_FP8: ChipSums()}),
+    Target(arch="sm_103a", compute_capability=(10, 3), ptx_version="8.8", sums={**_sync(), Mma.SYNC_FP8: ChipSums()}),
 )
 
 #: Every target that something is known of, by its architecture, from the oldest on.
@@ -267,7 +267,7 @@ def compute_capability(target: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def sums_of(target: str) -> Mapping[Mma, Sums]:
+def sums_of(target: str) -> Mapping[Mma, ChipSums]:
     """The matrix instructions of a PTX target. One that the table does not have is taken for a chip since SM80."""
     capability = compute_capability(target)
     known = (each.sums for each in TARGETS.values() if each.compute_capability == capability)

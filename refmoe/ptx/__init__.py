@@ -26,13 +26,14 @@ from refmoe.ptx.errors import (
     WarpError,
 )
 from refmoe.ptx.exploration import Redundant, Walk, every_walk
-from refmoe.ptx.launcher import LaunchResult, launch, run_ptx
+from refmoe.ptx.launcher import LaunchResult, launch
 from refmoe.ptx.module import Module
 from refmoe.ptx.observe.events import TraceEvent
 from refmoe.ptx.observe.kernel_profile import KernelProfile
 from refmoe.ptx.observe.profile import Profile
 from refmoe.ptx.observe.trace import Trace
 from refmoe.ptx.observe.watch import Watch, Write
+from refmoe.ptx.running import run_ptx
 from refmoe.ptx.schedule import Schedule
 from refmoe.ptx.schedules import under_schedules
 from refmoe.ptx.state.tensormap import encode_tensor_map, encode_tensor_map_im2col

@@ -226,7 +226,7 @@ def _resolve(emitter: Builder, instruction: Instruction) -> tuple[MmaFamily, str
         if match is None or parts[1:3] != ["sync", "aligned"] or len(kind) != len(set(kind)):
             break
         a_format, b_format = match["a"], match["b"]
-        sums = had.get(form.mma, chips.Sums())
+        sums = had.get(form.mma, chips.ChipSums())
         fits = match["shape"] == form.shape and frozenset(kind) in form.kinds
         fits &= {a_format, b_format} <= set(form.formats) and (match["scale"] or "") == form.scale_format
         if not fits or not sums.model or (form.k < 32 and a_format != b_format):

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from refmoe.ptx.engine.cluster.memory import whose
-from refmoe.ptx.engine.combined import Combined
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.granules import Granules
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.order.clocks import LANES
+from refmoe.ptx.engine.order.combined import Combined
 from refmoe.ptx.engine.order.polls import Poll
 from refmoe.ptx.engine.order.witness import RaceWitness
 from refmoe.ptx.errors import RaceError
@@ -677,9 +677,7 @@ def refuse_early_exit(machine: Lanes, instruction: Instruction | None, leaving: 
         other_block, other_thread = machine.place_of_thread(int(record & THREAD))
         fields = machine.at(lane, instruction)
         agent, several = bool(agents[foreign][bad]), bool(record & SEVERAL)
-        whom = f"thread {other_thread} of block {other_block}"
-        if agent:
-            whom = machine.agent_name(int(record & THREAD))
+        whom = machine.agent_name(int(record & THREAD)) if agent else f"thread {other_thread} of block {other_block}"
         earlier = None
         if shadow.witness is not None:
             place = int(index[bad]) + machine.first_cta * machine.shared.stride

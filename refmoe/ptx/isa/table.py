@@ -39,8 +39,8 @@ def resolve(opcode: str, destinations: int = 1, sources: int = 0) -> Operation:
             raise
     try:
         return _resolved(ordered, destinations, sources)
-    except UnknownOpcode as error:
-        raise UnknownOpcode(opcode, error.reason) from None
+    except NoSuchInstruction as error:
+        raise NoSuchInstruction(opcode, error.reason) from None
 
 
 def _resolved(opcode: str, destinations: int, sources: int) -> Operation:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.engine.combined import Combined
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
+from refmoe.ptx.engine.order.combined import Combined
 from refmoe.ptx.engine.races import Accessing, RaceShadow, shadow_of
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.memory import Region

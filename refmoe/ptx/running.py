@@ -1,0 +1,171 @@
+"""Running PTX in one call: a text, arrays for its pointers, and what became of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+import numpy as np
+
+from refmoe.errors import ArgumentError, describe
+from refmoe.ptx.arguments import Buffer
+from refmoe.ptx.device_memory import DeviceMemory
+from refmoe.ptx.engine.lanes import Checks
+from refmoe.ptx.engine.machine import Observer
+from refmoe.ptx.errors import ArgumentMismatch
+from refmoe.ptx.launcher import LaunchResult, launch
+from refmoe.ptx.module import Module
+from refmoe.ptx.observe.trace import Trace
+from refmoe.ptx.observe.watch import Watch
+from refmoe.ptx.schedule import Schedule
+
+# What every PTX module has at least one of.
+_PTX = re.compile(r"\.(version|target|entry|func)\b")
+# One line that names a file: with a folder, or with a suffix.
+_PATH = re.compile(r"[^\n]*(/|\.\w+)[^\n]*")
+
+
+def _parsed(text: object) -> Module:
+    """A module of a text; whoever gives a path, or bytes, is told what to give."""
+    if isinstance(text, str) and _PTX.search(text):
+        return Module.parse(text)
+    needed = "the text of a PTX module, or a refmoe.ptx.Module"
+    if isinstance(text, os.PathLike) or (isinstance(text, str) and _PATH.fullmatch(text)):
+        needed += f"; the text of a file is pathlib.Path({os.fspath(text)!r}).read_text()"
+    raise ArgumentError("text", describe(text), needed)
+
+
+def run_ptx(
+    text: str | Module,
+    entry: str | None = None,
+    *,
+    grid: int | Sequence[int] = 1,
+    block: int | Sequence[int] | None = None,
+    args: Sequence[Any] = (),
+    shared: int = 0,
+    checks: Checks | None = None,
+    step_budget: int | None = None,
+    trace: Trace | None = None,
+    watch: Watch | None = None,
+    stdout: TextIO | None = None,
+    profile: Observer | None = None,
+    memory: DeviceMemory | None = None,
+    blocks: Sequence[int | Sequence[int]] | None = None,
+    cluster: int | Sequence[int] | None = None,
+    cooperative: bool = False,
+    multiprocessors: int | None = None,
+    schedule: int | str | Schedule | None = None,
+    schedules: int | str | Sequence[int | str | Schedule] | None = None,
+    previous_grid_writes: Sequence[Any] | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> LaunchResult:
+    """Run a kernel of a PTX text on NumPy arrays, every access checked; `refmoe run` does the same with files.
+
+    >>> import numpy as np, refmoe
+    >>> text = '''
+    ... .version 8.7
+    ... .target sm_90a
+    ... .address_size 64
+    ... .visible .entry twice(.param .u64 numbers) {
+    ...     .reg .b32 %r<3>;
+    ...     .reg .b64 %rd<3>;
+    ...     ld.param.u64 %rd1, [numbers];
+    ...     mov.u32 %r1, %tid.x;
+    ...     mad.wide.u32 %rd2, %r1, 4, %rd1;
+    ...     ld.global.u32 %r2, [%rd2];
+    ...     shl.b32 %r2, %r2, 1;
+    ...     st.global.u32 [%rd2], %r2;
+    ...     ret;
+    ... }'''
+    >>> numbers = np.arange(4, dtype=np.uint32)
+    >>> result = refmoe.run_ptx(text, block=4, args=[numbers])
+    >>> numbers
+    array([0, 2, 4, 6], dtype=uint32)
+
+    Args:
+        text: a PTX module, or a `refmoe.ptx.Module`, which is then parsed and compiled once for many calls.
+        entry: the kernel; not needed if it is alone.
+        grid: blocks, x or (x, y, z).
+        block: threads of a block, x or (x, y, z); what the kernel's .reqntid says if left out.
+        args: one for each parameter: a C-contiguous NumPy array for a pointer, in which results lie afterwards, and
+            which the kernel may only read if it is read-only; None for a null pointer; a number; the bytes of a struct;
+            or a `refmoe.ptx.Buffer`, which can say that nothing in it is initialised.
+        shared: dynamic shared memory of a block, in bytes.
+        checks: see `launch`.
+        step_budget: likewise.
+        trace: likewise.
+        watch: likewise.
+        stdout: likewise.
+        profile: likewise.
+        memory: likewise; the variables of a module live on with the module, which is another one in every call that is
+            given a text.
+        blocks: likewise.
+        cluster: blocks of a cluster, x or (x, y, z); what the kernel's .reqnctapercluster says if left out.
+        cooperative: see `launch`.
+        multiprocessors: likewise.
+        schedule: likewise.
+        schedules: likewise.
+        previous_grid_writes: likewise.
+        variables: what `__constant__` and `__device__` variables hold before the launch, by name or by a part of it
+            that no other has: arrays, bytes, or numbers of NumPy's. In a writable array of a `__device__` variable
+            lies afterwards what the kernel left there.
+
+    Raises:
+        ArgumentError: `text` is the path of a file, or something else without any PTX; there is no such variable, or it
+            is too short.
+        ParseError: PTX with a mistake, with the line.
+        ArgumentMismatch: no such kernel, or a launch that does not fit it.
+        PtxError: what went wrong in it. The arrays are then as they were.
+    """
+    module = text if isinstance(text, Module) else _parsed(text)
+    if entry is None:
+        if len(module.entries) != 1:
+            raise ArgumentMismatch(f"{module.name} has the entries {', '.join(module.entries) or 'none'}; name one")
+        (entry,) = module.entries
+    threads = module.function(entry).directives.get("reqntid") if block is None else block
+    if not threads:
+        raise ArgumentMismatch(f"no block was given, and {entry} has no .reqntid")
+    buffers = [
+        Buffer(each, f"argument {number}", writable=each.flags.writeable)
+        if isinstance(each, np.ndarray) and each.ndim
+        else each
+        for number, each in enumerate(args)
+    ]
+    if variables:
+        memory = DeviceMemory() if memory is None else memory
+        names = memory.set_variables(module, variables)
+    result = launch(
+        module,
+        entry,
+        _sizes(grid),
+        _sizes(threads),
+        buffers,
+        shared,
+        checks,
+        step_budget,
+        trace,
+        memory,
+        watch=watch,
+        stdout=stdout,
+        profile=profile,
+        blocks=blocks,
+        cluster=None if cluster is None else _sizes(cluster),
+        cooperative=cooperative,
+        multiprocessors=multiprocessors,
+        schedule=schedule,
+        schedules=schedules,
+        previous_grid_writes=previous_grid_writes,
+    )
+    for wanted, value in (variables or {}).items():
+        if isinstance(value, np.ndarray) and value.flags.writeable and memory is not None:
+            held = memory.read(memory.variable(module, names[wanted]), value.nbytes)
+            value[...] = held.view(value.dtype).reshape(value.shape)
+    return result
+
+
+def _sizes(value: int | Sequence[int]) -> tuple[int, ...]:
+    """Three sizes; those that are left out are 1."""
+    sizes = (value,) if isinstance(value, int) else tuple(value)
+    return (*sizes, *(1,) * (3 - len(sizes)))
