@@ -457,7 +457,8 @@ class Store(Access):
         if last:
             region.write(self.width, index // self.width, words)
         elif region.valid is not None:
-            region.words(self.width, of_valid=True)[index // self.width] = -1
+            valid = region.words(self.width, of_valid=True)
+            valid[index // self.width] = ~valid.dtype.type(0)
         strong.written(self, region, at, lane, int(shadow.written_by_one(index, self.width)[0]), last)
 
 

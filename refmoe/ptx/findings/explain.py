@@ -23,7 +23,7 @@ from refmoe.ptx.findings.collective import consumers
 from refmoe.ptx.findings.edits import PtxEdit, Unplaced, apply
 from refmoe.ptx.findings.finding import Finding
 from refmoe.ptx.findings.remedies import RaceSite, Relation
-from refmoe.ptx.findings.trials import Agreeing, Ended, Outcome, Trials
+from refmoe.ptx.findings.trials import Agreed, Agreeing, Ended, Outcome, Trials
 from refmoe.ptx.module import Module
 from refmoe.ptx.text.syntax import Function, Instruction
 
@@ -186,6 +186,7 @@ class Explainer:
         steps: Callable[[], int],
     ) -> None:
         self._module, self._shape, self._attempt = module, shape, attempt
+        self._agreeing = agreeing
         self._trials = Trials(self._became, agreeing, self._site, steps)
         # Collectives at which lanes meet in the module that runs.
         self._met: set[Instruction] = set()
@@ -308,7 +309,7 @@ class Explainer:
             except (Unplaced, PtxError):
                 return None
             self._met.update(new)
-            return _milder(error, pair, found, edited.text, clean), edited
+            return _milder(error, pair, found, edited.text, clean, self._agreeing(edited)), edited
         return None
 
 
@@ -318,7 +319,9 @@ def _functions(module: Module) -> Iterator[Function]:
         yield function if whole is None else whole
 
 
-def _milder(error: RaceError, pair: RacingPair, found: Sequence[Instruction], edited: str, clean: bool) -> RaceError:
+def _milder(
+    error: RaceError, pair: RacingPair, found: Sequence[Instruction], edited: str, clean: bool, agreed: Agreed
+) -> RaceError:
     """The warning that an error is, whose values `found` consumed; in the edited text the warp meets there."""
     taken = ", ".join(str(each.line) for each in found[:_WARNINGS])
     load = pair.error.earlier
@@ -332,6 +335,7 @@ def _milder(error: RaceError, pair: RacingPair, found: Sequence[Instruction], ed
         Accessed.of(load, error.other_block, error.among), missing,
         f"__syncwarp() (bar.warp.sync 0xffffffff) at line {taken}, before the signal", True, clean, edited,
         len(pair.bytes), len(pair.threads), pair.more, "values-that-a-collective-took",
+        schedules=0 if agreed.failed else agreed.schedules, same=agreed.same or agreed.failed,
     )  # fmt: skip
     return error.explained(finding, earlier=load, warning="warp-collective")
 
