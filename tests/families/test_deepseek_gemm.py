@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -244,7 +246,7 @@ SAMPLED = [(model, tile_m, 1) for model in INSTRUCTIONS for tile_m in INSTRUCTIO
 def test_a_sample_runs_with_every_tile(model: str, tile_m: int, ctas: int) -> None:
     """Windows of 128 rows, of an expert with three of them, under tiles that are lower, as high, and higher."""
     shape = Shape(300, 128, n=512, e=2)
-    options = {"model": model, "rows": "0-299", "sample": 1, "tile_m": tile_m, "ctas": ctas}
+    options: dict[str, Any] = {"model": model, "rows": "0-299", "sample": 1, "tile_m": tile_m, "ctas": ctas}
     given = DEEPSEEK_GEMM.case("near", shape, "bf16", **options)
     arch = "sm_120a" if model == "sm120" else "sm_90a"
     result = run_case(Kernel(DEEPSEEK_GEMM), given.on("ptx", arch))

@@ -32,20 +32,20 @@ TRTLLM: dict[str, Any] = {
 }
 
 
-def layer_of(experts: list[list[Any]], shared: list[Any], x: Any, top_k: int) -> DeepSeekMoELayer:
+def layer_of(experts: list[Any], shared: list[Any], x: Any, top_k: int) -> DeepSeekMoELayer:
     def expert(gate_up: Any, gate_up_scales: Any, down: Any, down_scales: Any) -> BlockFP8Expert:
         return BlockFP8Expert(
             *(BlockFP8Tensor(*each, "128x128") for each in ((gate_up, gate_up_scales), (down, down_scales)))
         )
 
     routed = [expert(*each) for each in zip(*experts, strict=True)]
-    return DeepSeekMoELayer(routed, x.shape[1], experts[2].shape[2], top_k, expert(*shared))  # type: ignore[attr-defined]
+    return DeepSeekMoELayer(routed, x.shape[1], experts[2].shape[2], top_k, expert(*shared))
 
 
 def trtllm(
-    x, topk_ids, topk_weights, gate_up, gate_up_scales, down, down_scales,
-    shared_gate_up, shared_gate_up_scales, shared_down, shared_down_scales,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+    x: Any, topk_ids: Any, topk_weights: Any, gate_up: Any, gate_up_scales: Any, down: Any, down_scales: Any,
+    shared_gate_up: Any, shared_gate_up_scales: Any, shared_down: Any, shared_down_scales: Any,
+) -> Any:  # fmt: skip
     """Somebody's layer: by the name of the system."""
     weights = [gate_up, gate_up_scales, down, down_scales]
     shared = [shared_gate_up, shared_gate_up_scales, shared_down, shared_down_scales]
@@ -55,13 +55,12 @@ def trtllm(
 
 
 def one_bit_off(
-    x, topk_ids, topk_weights, gate_up, gate_up_scales, down, down_scales,
-    shared_gate_up, shared_gate_up_scales, shared_down, shared_down_scales,
-):  # type: ignore[no-untyped-def]  # fmt: skip
-    made = trtllm(
-        x, topk_ids, topk_weights, gate_up, gate_up_scales, down, down_scales,
-        shared_gate_up, shared_gate_up_scales, shared_down, shared_down_scales,
-    )  # fmt: skip
+    x: Any, topk_ids: Any, topk_weights: Any, gate_up: Any, gate_up_scales: Any, down: Any, down_scales: Any,
+    shared_gate_up: Any, shared_gate_up_scales: Any, shared_down: Any, shared_down_scales: Any,
+) -> Any:  # fmt: skip
+    weights = gate_up, gate_up_scales, down, down_scales
+    shared = shared_gate_up, shared_gate_up_scales, shared_down, shared_down_scales
+    made = trtllm(x, topk_ids, topk_weights, *weights, *shared)
     made.view(np.uint16)[-1, -1] ^= 1
     return made
 
