@@ -33,10 +33,12 @@ def _word_index(begin: Array) -> Array:
 
 def _need_inside(frame: Frame, access: Access, region: Region, begin: Array, lanes: Array) -> None:
     """Refuse maps that reach beyond their memory, whether or not a launch looks for that elsewhere."""
-    beyond = begin.astype(np.int64) > region.size - MAP_BYTES
+    # Shared memory has a copy for each CTA, a stride apart.
+    within = begin.astype(np.int64) % (region.stride or max(region.data.size, 1))
+    beyond = within > region.size - MAP_BYTES
     if beyond.any():
         bad = int(np.argmax(beyond))
-        offset = int(begin[bad])
+        offset = int(within[bad])
         access._fault(frame, "out of bounds", lanes[bad], region.base + offset, region, offset)
 
 
