@@ -203,7 +203,7 @@ test: $(VENV)/.test
 		-n auto --dist worksteal --junitxml=out/tests.xml
 
 test-gpu: $(GPU_PYTHON)
-	$(GPU_PYTHON) -m refmoe parity --device cuda --level full --jobs 8 --report reports/h200.json
+	$(GPU_PYTHON) -m refmoe parity --device cuda --level full --jobs 8 --report reports/gpu.json
 	$(GPU_PYTHON) -m refmoe conformance --device cuda --report reports/bench/conformance.json
 	$(GPU_PYTHON) -m refmoe stress --device cuda --report reports/stress.json
 	$(GPU_PYTHON) -m refmoe litmus --device cuda --report reports/litmus.json

@@ -23,7 +23,7 @@ ADDED = """
                 arch="sm_110a",
                 compute_capability=(11, 0),
                 ptx_version="9.0",
-                sums={**_sync(), Mma.SYNC_FP8: Sums("sm90_mma_fp8", own=False)},
+                sums={**_sync(), Mma.SYNC_FP8: ChipSums("sm90_mma_fp8", own=False)},
                 shared_bytes=131 * 1024,
                 cluster_blocks=8,
                 resident_threads=1024,

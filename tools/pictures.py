@@ -78,7 +78,7 @@ def draw_page(page: Path, picture: Path) -> int:
 def _failing_page() -> Path:
     planted = OUT / "planted-faults.json"
     write_atomic(planted, report_text(_failing_report()))
-    sources = [read_source(path) for path in (planted, REPORTS / "h200.json")]
+    sources = [read_source(path) for path in (planted, REPORTS / "gpu.json")]
     page = write_atomic(OUT / "report.html", page_text(sources))
     print(f"written: {page}")
     return page

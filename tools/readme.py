@@ -74,10 +74,10 @@ def _groups(name: str) -> dict[tuple[str, str], list[Any]]:
 
 def _proven() -> str:
     """A row for each kernel: how many cases passed, by where they ran."""
-    executed, native = _groups("ptx.json"), _groups("h200.json")
+    executed, native = _groups("ptx.json"), _groups("gpu.json")
     columns = [("executed", arch, executed) for arch in sorted({arch for _, arch in executed})]
     columns += [
-        (f"on an {_load('h200.json')['environment']['gpu']}", arch, native)
+        (f"on an {_load('gpu.json')['environment']['gpu']}", arch, native)
         for arch in sorted({arch for _, arch in native})
     ]
     rows = [
@@ -101,7 +101,7 @@ def _passed(cases: list[Any]) -> str:
 
 def _evidence() -> str:
     """A row for each kernel: bytes compared by where, wrong calls refused, and what the products rest on."""
-    executed, native = _load("ptx.json"), _load("h200.json")
+    executed, native = _load("ptx.json"), _load("gpu.json")
     gpu = native["environment"]["gpu"]
     rows = [
         f"| kernel | bytes compared, executed | bytes compared on an {gpu} | wrong calls refused | rests on |",
@@ -130,7 +130,7 @@ def _verdict(case: dict[str, Any]) -> str:
 def _tiles() -> str:
     """For each tile of the GEMM: in how many passed cases it ran, and where."""
     counts: dict[str, Counter[str]] = {}
-    for name in ("ptx.json", "h200.json"):
+    for name in ("ptx.json", "gpu.json"):
         for case in _load(name)["cases"]:
             for launch in case["launches"]:
                 if match := re.match(r"refmoe_sm12x_gemm_(\d+x\d+x\d+)_", launch):

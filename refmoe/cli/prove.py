@@ -27,7 +27,7 @@ from refmoe.errors import ArgumentError
     "refmoe parity\n\n"
     "refmoe parity --level quick --arch sm_121a\n\n"
     "refmoe parity --activations hidden.safetensors:layer2.ffn_in\n\n"
-    "refmoe parity --device cuda --level full --report reports/h200.json\n\n"
+    "refmoe parity --device cuda --level full --report reports/gpu.json\n\n"
     "refmoe parity --level samples --report reports/samples.json\n\n"
     "refmoe parity --schedules 16\n\n"
     "refmoe parity --level exhaustive --dtype bf16 --jobs 2 --report out/exhaustive.json\n\n"

@@ -118,7 +118,7 @@ def gate(
 @app.command(
     epilog="Examples:\n\n"
     "refmoe report out/parity-ptx.json --html out/report.html\n\n"
-    "refmoe report reports/h200.json reports/stress.json reports/bench/gpu.json --html out/report.html\n\n"
+    "refmoe report reports/gpu.json reports/stress.json reports/bench/gpu.json --html out/report.html\n\n"
     'refmoe report out/parity-ptx.json --markdown "$GITHUB_STEP_SUMMARY" --junit out/junit.xml'
 )
 def report(

@@ -16,7 +16,7 @@ from refmoe.verify.kernel import Devices
 from refmoe.verify.runner import input_sha256
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
-NAMES = ("ptx", "h200", "cutlass")
+NAMES = ("ptx", "gpu", "cutlass")
 
 
 @cache

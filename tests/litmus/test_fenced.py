@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from litmus.notation import program
+from support.litmus.notation import program
 
 from refmoe.litmus.axioms import judge
 from refmoe.litmus.fenced import CHOICES, fenced

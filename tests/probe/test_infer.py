@@ -279,6 +279,7 @@ def test_the_inference_imports_nothing_that_it_is_compared_with(name: str) -> No
     nodes = ast.walk(ast.parse(path.read_text()))
     modules = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     assert {module for module in modules if module.startswith("refmoe")} <= {
+        "refmoe.chips",
         "refmoe.errors",
         "refmoe.probe.family",
         "refmoe.probe.instructions",

@@ -419,7 +419,7 @@ KERNELS: dict[str, Kernel] = {
     ),
     "test_wait: once": _kernel(
         BULK_LOAD.replace("FIRST", EXPECT).replace("SECOND", "").replace("WAIT", ASK).replace("LATE", "end: " + POLL),
-        1, 32, _copied,
+        1, 32, _copied, races=False,
     ),
     "strong stores: of one value": _kernel(STRONG_STORES.replace("VALUE", "* 0 + 5"), 3, 64, _u32(1), [5]),
     "strong stores: of many": _kernel(STRONG_STORES.replace("VALUE", ""), 1, 32, _u32(1), races=False),

@@ -281,8 +281,9 @@ def test_parts_and_signs_in_a_kernel() -> None:
         assert out[t] == r10, t
 
 
-def test_a_part_that_does_not_fit_is_refused_before_anything_runs() -> None:
-    body = "ret; vadd.u32.u32.u32 %r3, %r1.h10, %r1; ret;"
+def test_a_part_that_does_not_fit_is_an_error_of_the_lane_that_reaches_it() -> None:
+    run("ret; vadd.u32.u32.u32 %r3, %r1.h10, %r1; ret;", np.zeros(1, np.uint32))
+    body = "vadd.u32.u32.u32 %r3, %r1.h10, %r1; ret;"
     with pytest.raises(ptx.UnknownOpcode, match=r"no part \.h10 of 32 bits") as caught:
         run(body, np.zeros(1, np.uint32))
     assert caught.value.line == line_of(body, "vadd")

@@ -18,7 +18,8 @@ from support.native.forms import source_kinds
 from refmoe import ptx
 from refmoe.native import compiler
 from refmoe.ptx import isa
-from refmoe.ptx.native import batch, clocks, consecutive, copies, memory, mma, order, pages, scheduler
+from refmoe.ptx.native import batch, clocks, consecutive, copies, mma, order, pages, scheduler
+from refmoe.ptx.native.memory import variants
 from refmoe.ptx.ops.evaluate import _module
 from refmoe.ptx.ops.lanes import LaneBuilder
 from refmoe.ptx.ops.table import exactness, lowering
@@ -140,8 +141,8 @@ def own_functions() -> Iterator[tuple[str, Callable[[], str]]]:
     for stores in (False, True):
         for space in ("shared", "local", "generic"):
             for size, count in ((1, 1), (4, 1), (8, 2)):
-                variant = memory.Variant(stores, size, count, space)
-                yield variant.name, lambda variant=variant: memory._text(variant)  # type: ignore[misc]
+                variant = variants.Variant(stores, size, count, space)
+                yield variant.name, lambda variant=variant: variants._text(variant)  # type: ignore[misc]
     for spelling in SPELLINGS:
         yield f"mma {spelling}", lambda form=spelling.native: mma._module(form)  # type: ignore[misc]
 

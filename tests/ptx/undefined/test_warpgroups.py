@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from refmoe import ptx
-from refmoe.silicon.wgmma import IMAGE_BYTES, Entry, descriptor, module_text_of
+from refmoe.silicon.wgmma import IMAGE_BYTES, InstructionKernel, descriptor, module_text_of
 
 F32 = "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16"
 F16 = "wgmma.mma_async.sync.aligned.m64n16k16.f16.f16.f16"
@@ -14,7 +14,7 @@ SPARSE = "wgmma.mma_async.sp.sync.aligned.m64n16k32.f32.f16.f16"
 LANE = 71  # 4 g + t of warp 2: g = 1, t = 3
 
 
-def text_of(entry: Entry, name: str, *, stores: int | None = None, lanes: str = "") -> str:
+def text_of(entry: InstructionKernel, name: str, *, stores: int | None = None, lanes: str = "") -> str:
     """The entry, in which one lane does not load a register; only register `stores` is stored, in some lanes.
 
     Args:
@@ -34,7 +34,7 @@ def text_of(entry: Entry, name: str, *, stores: int | None = None, lanes: str = 
     return text
 
 
-def launched(entry: Entry, text: str, adds: bool = True) -> np.ndarray:
+def launched(entry: InstructionKernel, text: str, adds: bool = True) -> np.ndarray:
     image = np.zeros(IMAGE_BYTES, np.uint8)
     places = np.array([[descriptor(0, 128, 256, 0), descriptor(8192, 128, 512, 0), adds]], np.uint64)
     rows = np.zeros((1, entry.rows, 128), np.uint32)
@@ -45,7 +45,7 @@ def launched(entry: Entry, text: str, adds: bool = True) -> np.ndarray:
     return sums
 
 
-def fails(entry: Entry, name: str, register: int, lane: int, adds: bool = True) -> bool:
+def fails(entry: InstructionKernel, name: str, register: int, lane: int, adds: bool = True) -> bool:
     """Whether a lane may not store a register of D."""
     text = text_of(entry, name, stores=register, lanes=f"setp.eq.u32 %here, %t, {lane};")
     try:
@@ -55,7 +55,7 @@ def fails(entry: Entry, name: str, register: int, lane: int, adds: bool = True) 
     return False
 
 
-def reached(entry: Entry, name: str) -> set[tuple[int, int]]:
+def reached(entry: InstructionKernel, name: str) -> set[tuple[int, int]]:
     """(lane, register of D) that may not be stored, each tried by itself in its quad and in the quad behind it."""
     lanes = range(LANE // 4 * 4, LANE // 4 * 4 + 5)
     registers = range(entry.form.accumulators)
@@ -70,18 +70,18 @@ QUAD = range(68, 72)
 def test_a_register_of_a_reaches_its_row_of_d(opcode: str, name: str) -> None:
     upper = int(name[-1]) % 2
     wanted = {(lane, register) for lane in QUAD for register in range(8) if register // 2 % 2 == upper}
-    assert reached(Entry(opcode, held=True), name) == wanted
+    assert reached(InstructionKernel(opcode, held=True), name) == wanted
 
 
 def test_of_halves_two_columns_are_in_a_register() -> None:
     wanted = {(lane, register) for lane in QUAD for register in (1, 3)}
-    assert reached(Entry(F16, held=True), "%a1") == wanted
+    assert reached(InstructionKernel(F16, held=True), "%a1") == wanted
 
 
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("opcode", [F32, F16])
 def test_a_sum_that_nobody_wrote_matters_where_it_is_added(opcode: str, adds: bool) -> None:
-    entry = Entry(opcode)
+    entry = InstructionKernel(opcode)
     # The load brings several registers at once.
     wanted = {(LANE, register) for register in range(entry.together)} if adds else set()
     found = {
@@ -94,19 +94,19 @@ def test_a_sum_that_nobody_wrote_matters_where_it_is_added(opcode: str, adds: bo
 
 
 def test_what_is_not_used_is_no_finding() -> None:
-    entry = Entry(F32, held=True)
+    entry = InstructionKernel(F32, held=True)
     launched(entry, text_of(entry, "%a2"))
     launched(entry, text_of(entry, "%acc0,"))
 
 
 def test_undefined_metadata_are_found_at_the_product() -> None:
-    entry = Entry(SPARSE, held=True)
+    entry = InstructionKernel(SPARSE, held=True)
     with pytest.raises(ptx.UndefinedError, match="an operand of wgmma"):
         launched(entry, text_of(entry, "%meta"))
 
 
 def test_products_that_follow_carry_it_on() -> None:
-    entry = Entry(F32, held=True)
+    entry = InstructionKernel(F32, held=True)
     text = text_of(entry, "%a0", stores=0, lanes=f"setp.eq.u32 %here, %t, {LANE};")
     (line,) = [each for each in text.splitlines() if each.startswith(F32)]
     from_memory = line.replace("{%a0, %a1, %a2, %a3}", "%da").replace("1, 1, 0;", "1, 1, 0, 0;")
