@@ -31,6 +31,8 @@ CUTLASS_REPORT ?= out/cutlass.json
 CUTE_REPORT ?= out/cute.json
 # `make samples SAMPLES_REPORT=reports/samples.json` renews the committed one.
 SAMPLES_REPORT ?= out/samples.json
+# `make schedules SCHEDULES_REPORT=reports/schedules.json` renews the committed one.
+SCHEDULES_REPORT ?= out/schedules.json
 
 # The release of llama.cpp's sources whose kernels `make llama-cpp` runs, and the hash of the package that has them.
 LLAMA_CPP := llama-cpp-python==0.3.36
@@ -45,7 +47,7 @@ PARITY_all := --level full
 # A machine may forbid compiled modules; every command here would then compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup parity cutlass cute samples llama-cpp full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench benchmarks against clean mutate invariant litmus exhaustive site
+.PHONY: help setup parity cutlass cute samples llama-cpp full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench benchmarks against clean mutate invariant litmus schedules exhaustive site
 
 help:
 	@echo "Prove"
@@ -63,7 +65,8 @@ help:
 	@echo "Check"
 	@echo "  make test       run the tests"
 	@echo "  make executor-faults  plant faults in the PTX executor: the tests that each one names must find it (minutes)"
-	@echo "  make litmus     10,000 litmus programs under 16 schedules, and ways through all of them (an hour of one core)"
+	@echo "  make litmus     10,000 litmus programs under 16 schedules, and ways through all of them (half an hour of two cores)"
+	@echo "  make schedules  the default cases, CUTLASS's and CuTe DSL's among them, each launch under 16 schedules (half an hour)"
 	@echo "  make lint       ruff, mypy, and the floors that pyproject.toml lists"
 	@echo "  make notebooks  execute the notebooks into out/notebooks, with their pictures"
 	@echo "  make gate       hold the committed reports against the sources, and README's figures against the reports"
@@ -178,8 +181,12 @@ mutate: $(VENV)/.core
 executor-faults: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow tests/ptx/test_faults.py
 
+schedules: $(VENV)/.cutlass $(VENV)/.cute
+	$(BIN)/refmoe cutlass --build one
+	$(BIN)/refmoe parity --jobs $(JOBS) --schedules 16 --report $(SCHEDULES_REPORT)
+
 litmus: $(VENV)/.core
-	$(BIN)/refmoe litmus --programs 10000 --schedules 16 --walks 400 --report out/litmus.json
+	$(BIN)/refmoe litmus --programs 10000 --schedules 16 --walks 400 --jobs $(JOBS) --report out/litmus.json
 
 drift: $(VENV)/.core
 	$(BIN)/refmoe drift --report reports/drift.json --plot docs/drift.png

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
 from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_console, usage
+
+B = TypeVar("B")
+T = TypeVar("T")
 
 
 @app.command(epilog="Example:\n\nrefmoe litmus --programs 10000 --report out/litmus.json")
@@ -26,6 +29,7 @@ def litmus(
     runs: Annotated[
         int, typer.Option(min=1, help="With --device cuda: the least number of runs of each program.")
     ] = 1_000_000,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes that run programs on the executor.")] = 1,
     report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -43,13 +47,25 @@ def litmus(
         usage(f"--device: found {device!r}; needed ptx, the executor, or cuda, a GPU")
 
     from refmoe.litmus.generate import judged
-    from refmoe.litmus.run import compare, table
+    from refmoe.litmus.run import BATCH, compare, table
     from refmoe.tables import plain_table
+    from refmoe.verify.workers import deaf_to_interrupts, worker_pool
 
-    def watched(found: Iterable[object]) -> Iterable[object]:
-        return track(found, "programs", total=programs, console=make_console(stderr=True), transient=True)
+    def watched(what: str, items: Iterable[T]) -> Iterable[T]:
+        batches = -(-programs // BATCH)
+        return track(items, what, total=batches, console=make_console(stderr=True), transient=True)
 
-    result = compare(watched(judged(programs, seed)), schedules, walks)  # type: ignore[arg-type]
+    def spread(work: Callable[[B], T], batches: Iterable[B]) -> Iterable[T]:
+        if jobs == 1:
+            yield from watched("run", map(work, batches))
+            return
+        batches = list(watched("judged", batches))  # before the processes start, while Ctrl-C ends the command
+        with worker_pool(jobs) as pool:
+            with deaf_to_interrupts():
+                results = pool.map(work, batches)
+            yield from watched("run", results)
+
+    result = compare(judged(programs, seed), schedules, walks, spread)
     document = {"seed": seed, "schedules": schedules, "walks": walks, **result.document()}
 
     def show() -> None:

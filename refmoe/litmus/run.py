@@ -6,9 +6,11 @@ among the outcomes that the model allows. Many programs share one kernel, becaus
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +28,9 @@ BATCH = 48
 STEP_BUDGET = 4000
 #: Programs that a report shows of each shape, cause and kind.
 _SHOWN = 1
+
+#: Programs of one kernel with their verdicts.
+Batch = tuple[tuple[Program, ModelVerdict], ...]
 
 Kind = Literal["agrees", "open", "missed", "false alarm", "outside the set", "not all seen", "not ended"]
 KINDS: tuple[Kind, ...] = ("agrees", "open", "missed", "false alarm", "outside the set", "not all seen", "not ended")
@@ -294,32 +299,49 @@ def _described(program: Program, verdict: ModelVerdict, observation: Observation
     }
 
 
-def compare(programs: Iterable[tuple[Program, ModelVerdict]], schedules: int = 1, walks: int = 0) -> LitmusReport:
+def compare(
+    programs: Iterable[tuple[Program, ModelVerdict]],
+    schedules: int = 1,
+    walks: int = 0,
+    spread: Callable[[Callable[[Batch], list[Observation]], Iterable[Batch]], Iterable[list[Observation]]] = map,
+) -> LitmusReport:
     """Run programs, each under so many schedules, and hold them against their verdicts.
 
     A racy program is run until a race is found, and one without a race at least until all its outcomes were seen, if
     that takes no more than so many `walks` beyond the schedules.
+
+    Args:
+        programs: programs with their verdicts.
+        schedules: see `observe`.
+        walks: likewise.
+        spread: does the work on batches and gives the results in their order: `map`, or that of a pool of processes.
     """
     report = LitmusReport(whole=walks >= ENOUGH_WALKS)
-    waiting: list[tuple[Program, ModelVerdict]] = []
-
-    def flush() -> None:
-        enough = [_enough(verdict) for _, verdict in waiting]
-        observations = observe([program for program, _ in waiting], schedules, walks=walks, expected=enough)
-        for (program, verdict), observation in zip(waiting, list(observations), strict=True):
-            kind = judge_observation(verdict, observation, whole=True)
-            if report.whole and kind in ("missed", "not all seen"):
-                wanted = [_enough(verdict)]
-                observation = next(observe([program], schedules, walks=PATIENCE * walks, expected=wanted))
+    batches, again = itertools.tee(_batches(programs))
+    for batch, observations in zip(again, spread(partial(_observed, schedules, walks), batches), strict=True):
+        for (program, verdict), observation in zip(batch, observations, strict=True):
             report.add(program, verdict, observation)
-        waiting.clear()
-
-    for each in programs:
-        waiting.append(each)
-        if len(waiting) == BATCH:
-            flush()
-    flush()
     return report
+
+
+def _batches(programs: Iterable[tuple[Program, ModelVerdict]]) -> Iterator[Batch]:
+    """Programs in batches of one kernel each."""
+    remaining = iter(programs)
+    while batch := tuple(itertools.islice(remaining, BATCH)):
+        yield batch
+
+
+def _observed(schedules: int, walks: int, batch: Batch) -> list[Observation]:
+    """What became of a batch; with `ENOUGH_WALKS`, a program that has not shown all gets `PATIENCE` times as many."""
+    enough = [_enough(verdict) for _, verdict in batch]
+    found = list(observe([program for program, _ in batch], schedules, walks=walks, expected=enough))
+    if walks < ENOUGH_WALKS:
+        return found
+    for number, (program, verdict) in enumerate(batch):
+        if judge_observation(verdict, found[number], whole=True) in ("missed", "not all seen"):
+            wanted = [_enough(verdict)]
+            found[number] = next(iter(observe([program], schedules, walks=PATIENCE * walks, expected=wanted)))
+    return found
 
 
 def _enough(verdict: ModelVerdict) -> frozenset[tuple[int, ...]]:

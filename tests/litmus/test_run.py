@@ -16,6 +16,7 @@ from refmoe.cli import app
 from refmoe.litmus.axioms import judge
 from refmoe.litmus.program import Program
 from refmoe.litmus.run import (
+    BATCH,
     ENOUGH_WALKS,
     LitmusReport,
     Observation,
@@ -177,6 +178,19 @@ def test_the_command(tmp_path: Path) -> None:
     assert (document["programs"], document["seed"]) == (12, 5)
     assert result.exit_code == (0 if document["passed"] else 1)
     assert result.stdout.splitlines()[0].split()[:3] == ["shape", "cause", "agrees"]
+
+
+def test_processes_find_what_one_finds(tmp_path: Path) -> None:
+    documents = []
+    for jobs in ("1", "2"):
+        path = tmp_path / f"{jobs}.json"
+        # Two kernels, so that both processes have one.
+        arguments = ["litmus", "--programs", str(BATCH + 2), "--schedules", "2", "--jobs", jobs, "--report", str(path)]
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+        documents.append(json.loads(path.read_text()))
+    alone, together = documents
+    assert alone == together
+    assert alone["kinds"]["agrees"] == BATCH + 2
 
 
 #: Store buffering, whose four outcomes few schedules show together.
