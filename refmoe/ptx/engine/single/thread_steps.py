@@ -91,6 +91,12 @@ def _overlap(one: Footprint, other: Footprint) -> bool:
     return (one.space, one.owner) == (other.space, other.owner) and one.begin < other.end and other.begin < one.end
 
 
+def _is_own(instruction: Instruction) -> bool:
+    """Whether it is a fence, and does nothing but to its own thread: not one of those that have one order."""
+    stem, *parts = instruction.opcode.split(".")
+    return stem == "fence" and "sc" not in parts
+
+
 class Steps:
     """Who takes the next step in a machine.
 
@@ -152,16 +158,19 @@ class Steps:
                     return picked
             for place, lanes in here:
                 turn = self._queues.take(place, lanes)
-                if self._speaking(place) is None:
-                    # Nobody can tell when it happens.
-                    return turn, place, lanes
-                for lane in np.flatnonzero(lanes).tolist():
+                told = lanes & self._tell(place)
+                for lane in np.flatnonzero(told).tolist():
                     self._come(lane, place, turn)
+                silent = lanes & ~told
+                if silent.any():
+                    # Nobody can tell when it happens.
+                    return turn, place, silent
 
     def _next(self) -> _Step | None:
         """The step that comes next; None if there is none."""
         late = [step for mine in self._late.values() for step in self._first(mine)]
-        steps = [step for step in self._ahead.values() if self._may_pass(step)]
+        late_lanes = {lane for lane, mine in self._late.items() if mine}
+        steps = [step for step in self._ahead.values() if step.lane not in late_lanes or self._may_pass(step)]
         ready = [*late, *(step for step in steps if step.lane not in self._polling)]
         self.open = not ready
         if self.open:
@@ -278,6 +287,20 @@ class Steps:
     def _speaking(self, place: int) -> Instruction | None:
         return next((each for each in self._code.program.blocks[place].instructions if communicates(each)), None)
 
+    def _tell(self, place: int) -> Array:
+        """The lanes, bool, by whose step at a place others may tell when it happens."""
+        instruction = self._speaking(place)
+        if instruction is None:
+            return np.zeros(self._machine.lanes, bool)
+        told = np.ones(self._machine.lanes, bool)
+        guard = instruction.guard
+        if guard is not None and guard.name in self._code.homes:
+            told = self._machine.home(guard.name).reshape(-1).astype(bool) ^ instruction.negated
+        if _is_own(instruction):
+            # But it does not pass what its thread has put off.
+            told &= np.isin(np.arange(told.size), [lane for lane, mine in self._late.items() if mine])
+        return told
+
     # What a step touches
 
     def _footprint(self, place: int, lane: int) -> Footprint:
@@ -285,10 +308,7 @@ class Steps:
         assert instruction is not None
         stem = instruction.opcode.split(".")[0]
         if stem in ("fence", "membar"):
-            # What a fence does is its thread's own, but for those that have one order.
-            parts = instruction.opcode.split(".")
-            own = stem == "fence" and "sc" not in parts
-            return Footprint("fence", lane, 0, 1, writes=False) if own else _EVERYTHING
+            return Footprint("fence", lane, 0, 1, writes=False) if _is_own(instruction) else _EVERYTHING
         if stem == "mbarrier":
             return self._of(instruction, lane, "shared", _BARRIER_BYTES, writes=True)
         opcode = memory_opcode(instruction.opcode)
