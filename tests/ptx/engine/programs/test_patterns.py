@@ -114,8 +114,8 @@ def test_grid_barrier_left_out(tmp_path) -> None:
 
 def test_lock_taken_by_every_lane(tmp_path, chunk: int) -> None:
     counter = np.zeros(1, np.int32)
-    ptx.launch(compile_cuda(LOCK, tmp_path), "k", (3, 1, 1), (40, 1, 1), [counter, np.zeros(1, np.int32), 2])
-    assert counter[0] == 240
+    ptx.launch(compile_cuda(LOCK, tmp_path), "k", (2, 1, 1), (40, 1, 1), [counter, np.zeros(1, np.int32), 2])
+    assert counter[0] == 160
 
 
 def test_warp_aggregated_compaction(tmp_path, chunk: int) -> None:
