@@ -62,6 +62,8 @@ _SHARED_LIMIT = 232_448
 _FEWEST_STEPS, _MORE_STEPS = 4096, 8
 # Steps up to which a launch with a change that may order a race is run under that many schedules.
 _TRIED_UNDER = ((2_000, 16), (20_000, 8))
+# But no more are tried once they took so many stores of single lanes, each of which takes half a millisecond.
+_MOST_SINGLE_STORES = 4_096
 # Blocks of a cluster, with cudaFuncAttributeNonPortableClusterSizeAllowed.
 _CLUSTER_LIMIT = 16
 # What %envreg1 and %envreg2 point to in a cooperative launch, uint32: its size in bytes, and the barrier of the grid
@@ -102,9 +104,10 @@ class LaunchResult:
 
 @dataclass
 class _Tally:
-    """Steps that a launch took, however it ended."""
+    """What a launch took, however it ended: steps, and strong stores that were made lane by lane."""
 
     steps: int = 0
+    single_stores: int = 0
 
 
 @dataclass(frozen=True)
@@ -197,12 +200,12 @@ def launch(
     def run(one: Schedule, looking: Attached | None) -> Ran:
         told, watching, observer = observed if not results else (None, None, None)
         output = [io.StringIO()]
-        steps = 0
+        steps = single_stores = 0
 
         def attempt(
             running: Module, exact: frozenset[str], witness: RaceWitness | None, aside: bool, chosen: Schedule = one
         ) -> _Attempted:
-            nonlocal steps
+            nonlocal steps, single_stores
             output[:] = [io.StringIO()] if not aside else output
             budget = step_budget
             if aside:
@@ -231,17 +234,18 @@ def launch(
                     output[:] = [io.StringIO()] if not aside else output
                 finally:
                     steps = max(steps, tally.steps) if chosen is one else steps
+                    single_stores += tally.single_stores
 
         def agreed(running: Module) -> Agreed:
             """What becomes of a launch with a change under this schedule and others."""
             count = next((number for most, number in _TRIED_UNDER if steps <= most), 0)
             if not count:
                 return Agreed(0, True)
-            lines = set[int]()
+            lines, most_single_stores = set[int](), single_stores + _MOST_SINGLE_STORES
 
             def again(each: Schedule) -> Ran | None:
                 exact = frozenset[str]()
-                while True:
+                while single_stores < most_single_stores:
                     try:
                         outcome = attempt(running, exact, None, True, each)
                     except StepBudgetExceeded:
@@ -255,6 +259,7 @@ def launch(
                     else:
                         lines.update(each.line for each in outcome.warnings)
                         return outcome.ran
+                return None
 
             others = [each for each in map(Schedule, range(count + 1)) if each.number != one.number or one.walk]
             tried = (one, *(replace(each, lowest_leader=lowest_leader) for each in others[: count - 1]))
@@ -430,7 +435,7 @@ def _run(
         arena.undo()
         raise
     finally:
-        tally.steps = state.steps
+        tally.steps, tally.single_stores = state.steps, state.single_stores
         if state.printed:
             stdout.write(b"".join(state.printed).decode(errors="replace"))
     if profile is None:

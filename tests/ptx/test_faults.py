@@ -21,8 +21,8 @@ from refmoe.verify.patches import FilePatch, apply_patch, parse_patch
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CLASSES = ("compiled", "findings", "instructions", "memory", "scheduler", "schedules", "undefined", "warpgroups")
-# Seconds, for a fault that lets a test run for ever; the tests themselves take a few.
-LIMIT = 300
+# Seconds, for a fault that lets a test run for ever; the tests themselves take a few, and all of them minutes.
+LIMIT, LIMIT_OF_ALL = 300, 1800
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ class Copy:
 
     folder: Path
 
-    def run(self, tests: list[str], cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, tests: list[str], cache: Path, limit: int = LIMIT, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run tests of the copy in a process of their own."""
         own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHONDONTWRITE"))}
         own |= {"PYTHONPATH": str(self.folder), "REFMOE_CACHE_DIR": str(cache)}
         # Plugins cost more than the tests, and refmoe's own would import the package that is installed.
         own |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=short", "-p", "no:cacheprovider", *tests]
-        return subprocess.run(command, cwd=self.folder, env=own, capture_output=True, text=True, timeout=LIMIT)
+        return subprocess.run(command, cwd=self.folder, env=own, capture_output=True, text=True, timeout=limit)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     shutil.copy(ROOT / "pyproject.toml", folder)
     made = Copy(folder)
     named = sorted({test for fault in FAULTS for test in fault.tests})
-    result = made.run(named, tmp_path_factory.mktemp("cache"))
+    result = made.run(named, tmp_path_factory.mktemp("cache"), LIMIT_OF_ALL)
     assert result.returncode == 0, f"a named test fails without a fault:\n{result.stdout}{result.stderr}"
     return made
 

@@ -77,6 +77,7 @@ class LaunchState:
         order: what CTAs pass to each other.
         step_budget: most blocks of code that a warp may run, or None.
         steps, lane_instructions, instructions: counted so far.
+        single_stores: strong stores so far that were made lane by lane, as under another schedule.
         clock: of race records; it ticks wherever accesses before and after have to be told apart.
         approximate: indices into the code's approximate instructions that were not provably exact.
         maps: edits of tensor maps.
@@ -111,6 +112,7 @@ class LaunchState:
     workspace: int = 0
     reserved_bytes: int = 0
     steps: int = 0
+    single_stores: int = 0
     clock: int = 0
     lane_instructions: int = 0
     instructions: int = 0

@@ -435,6 +435,7 @@ class Store(Access):
         """`lanes` [n] write `words` [n] at byte `index` [n] of a region."""
         self._check_writable(frame, region, index, lanes)
         if region.shadow is not None and self.strength and frame.machine.strong.choices is not None:
+            frame.machine.launch.single_stores += len(index)
             for row in range(len(index)):
                 self._put_anywhere(frame, region, index[row : row + 1], lanes[row : row + 1], words[row : row + 1])
             return

@@ -11,6 +11,7 @@ from support.findings.plain import CELLS, ROWS
 from support.ptx_kernel import text
 
 from refmoe import ptx
+from refmoe.ptx import launcher
 from refmoe.ptx.findings import unexplained
 from refmoe.ptx.findings.collective import consumers
 from refmoe.ptx.findings.edits import PtxEdit, Unplaced, apply
@@ -108,6 +109,21 @@ def test_what_follows_one_poll_is_one_finding() -> None:
     (warning,) = result.warnings
     assert warning.finding is not None
     assert f"the same change orders line {reads[1]}" in warning.finding.lines()
+
+
+def test_what_takes_long_is_tried_under_fewer_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ROW["relaxed poll"]
+
+    def schedules() -> int:
+        result, _ = row.launch(row.text)
+        (warning,) = result.warnings
+        assert warning.finding is not None
+        return warning.finding.schedules
+
+    assert schedules() == 16
+    # The first schedules make the stores of single lanes, with which there are enough.
+    monkeypatch.setattr(launcher, "_MOST_SINGLE_STORES", 1)
+    assert 0 < schedules() < 16
 
 
 def test_observers_see_one_launch() -> None:

@@ -5,6 +5,9 @@ The verdicts are those of `refmoe.litmus`, which shares nothing with the executo
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import numpy as np
 import pytest
 from support.litmus.notation import program
 
@@ -33,6 +36,8 @@ WEAK = {
     "1.0.0: ld.acquire.gpu r0 y; st.release.gpu x 1",
     "load buffering, fences": "0.0.0: ld.relaxed.gpu r0 x; fence.acq_rel.gpu; st.relaxed.gpu y 1 | "
     "1.0.0: ld.relaxed.gpu r0 y; fence.acq_rel.gpu; st.relaxed.gpu x 1",
+    "load buffering as far as a fence": "0.0.0: st.weak x 7; st.release.gpu y 1 | "
+    "1.0.0: ld.relaxed.gpu r0 y; st.relaxed.gpu z 1; fence.acq_rel.gpu; if r0 == 1 { ld.weak r1 x }",
     "own write": "0.0.0: ld.relaxed.gpu r0 x; st.relaxed.gpu x 1; ld.relaxed.gpu r1 x | 1.0.0: st.relaxed.gpu x 2",
     "atomics in two orders": "0.0.0: atom.relaxed.gpu.add r0 x 1; atom.relaxed.gpu.add r1 y 1 | "
     "1.0.0: atom.relaxed.gpu.add r0 y 1; atom.relaxed.gpu.add r1 x 1",
@@ -83,6 +88,39 @@ def test_a_race_that_only_some_schedules_show() -> None:
     assert report.kinds == {"agrees": len(RACES)}
     (once,) = observe(found[1:], 1)
     assert once.race is None
+
+
+#: Store buffering between lanes 0 and 1 of a warp, without branches: guards say whose each access is.
+GUARDED = """.version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 cells, .param .u64 seen) {
+    .reg .pred %p<3>; .reg .b32 %r<4>; .reg .b64 %d<4>;
+    ld.param.u64 %d1, [cells]; ld.param.u64 %d2, [seen]; mov.u32 %r1, %tid.x; mov.u32 %r3, 9;
+    setp.eq.u32 %p1, %r1, 0; setp.ne.u32 %p2, %r1, 1;
+    @%p1 st.relaxed.gpu.global.u32 [%d1], 1;
+    @!%p2 st.relaxed.gpu.global.u32 [%d1+4], 1;
+    fence.acq_rel.gpu;
+    @%p1 ld.relaxed.gpu.global.u32 %r3, [%d1+4];
+    @!%p2 ld.relaxed.gpu.global.u32 %r3, [%d1];
+    mad.wide.u32 %d3, %r1, 4, %d2; st.global.u32 [%d3], %r3;
+    ret;
+}"""
+
+
+@pytest.mark.parametrize("lanes", [2, 32])
+def test_lanes_whose_guard_is_off_and_own_fences_are_no_choice(lanes: int) -> None:
+    module, seen = ptx.Module.parse(GUARDED, "guarded"), set()
+    walks = 0
+    for walk in ptx.every_walk(1000):
+        cells, out = np.zeros(2, np.uint32), np.zeros(32, np.uint32)
+        with suppress(ptx.Redundant):
+            ptx.run_ptx(module, block=lanes, args=[cells, out], schedule=ptx.Schedule(walk=walk))
+            seen.add(tuple(out[:2].tolist()))
+        walks += 1
+    assert seen == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    # All ways of four accesses; 30 lanes more, which do nothing, and fences make them no more.
+    assert walks < 100
 
 
 #: Lanes of one warp, one of which has exited when the other synchronises.
