@@ -198,10 +198,12 @@ class Copies:
 
     def _land_natively(self, flight: Flight) -> bool:
         """Land copies that have nothing to report; False where Python has to do it, from the beginning."""
-        machine, source, width = self.machine, flight.source, flight.work.target.width
-        if source is None or flight.size % _WORD or machine.undefined is not None:
+        machine, width = self.machine, flight.work.target.width
+        if flight.size % _WORD or machine.undefined is not None:
             return False
-        asked = source.valid is not None and (machine.checks.uninitialised or source.poisoned)
+        # Copies of nothing write zeros and read no source.
+        source = machine.shared if flight.source is None else flight.source
+        asked = flight.size and source.valid is not None and (machine.checks.uninitialised or source.poisoned)
         target, origin = (np.ascontiguousarray(index, np.int64) for index in (flight.target, flight.index))
         wrong = native.functions().land(
             machine.shared.data.ctypes.data, _address(machine.shared.valid), target.ctypes.data,

@@ -134,7 +134,7 @@ class Mbarriers(MbarrierTable):
         self._make_room(len(slots))
         ids = self.count + np.arange(len(slots))
         self.count += len(slots)
-        self._numbers[slots] = ids
+        self.number(slots, ids)
         self.slot[ids] = slots
         self.expected[ids] = self.pending[ids] = counts
         if self.machine.clocks is not None:
@@ -184,7 +184,7 @@ class Mbarriers(MbarrierTable):
         if used.any():
             bad = int(np.argmax(used))
             raise self.machine.misuse(access.instruction, lanes[bad], f"{self.name(self.slot[ids[bad]])} is in use")
-        self._numbers[self.slot[ids]] = 0
+        self.number(self.slot[ids], 0)
 
     # Counting
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,31 @@ Array = Any
 #: Of an object; it is aligned to as many.
 OBJECT_BYTES = 8
 _STEPS = 32
+# Questions that are remembered: more than a loop has.
+_REMEMBERED = 64
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """Objects that lanes asked for, whose initialisation is ordered before all that these lanes do from then on.
+
+    Attributes:
+        access: by which they asked; it is kept, so that nothing else gets its identity.
+        address: of each lane.
+        lanes: that asked.
+        slots: of shared memory.
+        ids: what was found there.
+    """
+
+    access: Access
+    address: Array
+    lanes: Array
+    slots: Array
+    ids: Array
+
+    def again(self, address: Array, lanes: Array) -> bool:
+        """Whether the same lanes ask for the same."""
+        return np.array_equal(lanes, self.lanes) and np.array_equal(address, self.address)
 
 
 class MbarrierTable:
@@ -30,6 +56,8 @@ class MbarrierTable:
     def __init__(self, machine: Lanes) -> None:
         self.machine = machine
         self._numbers: Array = None
+        # The turns of a pipeline ask for the same objects by the same lanes.
+        self._lookups: dict[tuple[int, int, int, int], _Lookup] = {}
         self.count = 1
         columns = 0 if machine.clocks is None else machine.clocks.columns
         self._room(64, columns)
@@ -96,8 +124,14 @@ class MbarrierTable:
             MisuseError: there is none.
             RaceError: nothing orders its initialisation before this.
         """
-        slots = self.slots(frame, access, address, lanes)
-        ids = self._numbers[slots]
+        key = id(access), len(lanes), int(lanes[0]), int(address[0])
+        found = self._lookups.get(key)
+        known = found is not None and found.again(address, lanes)
+        if found is not None and known:
+            slots, ids = found.slots, found.ids
+        else:
+            slots = self.slots(frame, access, address, lanes)
+            ids = self._numbers[slots]
         if not ids.all():
             bad = int(np.argmin(ids))
             raise self.machine.misuse(access.instruction, lanes[bad], f"{self.name(slots[bad])} is not initialised")
@@ -107,11 +141,22 @@ class MbarrierTable:
             bad = int(np.argmax(written))
             what = f"{self.name(slots[bad])} was overwritten by a store"
             raise self.machine.misuse(access.instruction, lanes[bad], what)
+        if known:
+            return ids
         if shared.shadow is not None:
             made = self._creation[ids]
             made = np.where(self.machine.clocks.knows_init(lanes, made), 0, made)
             shadow_of(shared).ordered_after(frame, access, shared, slots * OBJECT_BYTES, lanes, made)
+        if len(self._lookups) == _REMEMBERED:
+            self._lookups.clear()
+        # Both may be views of registers, which change.
+        self._lookups[key] = _Lookup(access, address.copy(), lanes.copy(), slots, ids)
         return ids
+
+    def number(self, slots: Array, ids: Array | int) -> None:
+        """The objects in slots of shared memory are these from now on; 0 where there is none any more."""
+        self._numbers[slots] = ids
+        self._lookups.clear()
 
     def place_of(self, number: int) -> tuple[int, int]:
         """(CTA, byte of its shared memory) of an object."""
