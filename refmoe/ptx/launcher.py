@@ -24,8 +24,8 @@ from refmoe.ptx.engine.order.strong import Order
 from refmoe.ptx.engine.order.witness import RaceWitness
 from refmoe.ptx.engine.previous_grid import PreviousGrid
 from refmoe.ptx.engine.races import RaceShadow
-from refmoe.ptx.engine.single.thread_steps import MOST_WARPS
 from refmoe.ptx.engine.slow import Suspected
+from refmoe.ptx.engine.thread_steps import MOST_WARPS
 from refmoe.ptx.errors import (
     ArgumentMismatch,
     CooperativeLaunchTooLarge,
