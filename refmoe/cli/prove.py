@@ -39,9 +39,9 @@ def parity(
     level: Annotated[
         str,
         typer.Option(
-            help="How many cases: quick, default or full; samples, those of full that have models' true sizes and are "
-            "compared in part; or exhaustive, every pair (amax, element) of quantize and "
-            "expand, in pieces that are kept next to the report."
+            help="Which cases to run. quick, default and full are lists of growing length. samples are the cases of "
+            "full at the true sizes of models, of whose outputs a part is compared. exhaustive runs quantize and "
+            "expand on every pair (largest magnitude of a block, element); finished pieces are kept next to the report."
         ),
     ] = "default",
     device: Annotated[str, typer.Option(help="Where the kernels run: ptx (no GPU needed) or cuda.")] = "ptx",
@@ -55,7 +55,9 @@ def parity(
     suite: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FAMILY", help="Only cases of this kernel family; `moe` names all around the GEMMs. Repeatable."
+            metavar="FAMILY",
+            help="Only cases of this kernel family, or of a group of them: moe, dp4a or deepseek. For example, moe is "
+            "routing, activation, finalize and moe itself. Repeatable.",
         ),
     ] = None,
     case: Annotated[
@@ -90,15 +92,16 @@ def parity(
         str,
         typer.Option(
             metavar="K/N",
-            help="Only with --mutants: plant every N-th fault, from the K-th on. Four machines that take 1/4, 2/4, 3/4 "
-            "and 4/4 together plant all.",
+            help="Only with --mutants: plant every N-th fault, starting with the K-th. For example, four machines with "
+            "1/4, 2/4, 3/4 and 4/4 together plant all faults.",
         ),
     ] = "1/1",
     schedules: SchedulesOption = "1",
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes that run cases.")] = 1,
     cluster: ClusterOption = None,
     report: Annotated[
-        Path | None, file_option("Write the JSON report to FILE. That of a level goes to out/parity-DEVICE.json.")
+        Path | None,
+        file_option("Write the JSON report to FILE. Without it, the report of a level goes to out/parity-DEVICE.json."),
     ] = None,
     junit: Annotated[Path | None, file_option("Also write JUnit XML.")] = None,
     markdown: Annotated[Path | None, file_option("Also write Markdown.")] = None,
