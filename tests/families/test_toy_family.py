@@ -84,7 +84,7 @@ def overlaid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except ToolchainError as error:
         pytest.skip(str(error))
     root = tmp_path_factory.mktemp("overlaid")
-    shutil.copytree(PACKAGE, root / "refmoe", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, root / "refmoe")
     shutil.copytree(ROOT / "docs", root / "docs", ignore=shutil.ignore_patterns("*.png"))
     for name in ("tests/test_docs.py", "tools/families.py", "mkdocs.yml"):
         (root / name).parent.mkdir(exist_ok=True)
@@ -101,7 +101,7 @@ def overlaid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(root: Path, *arguments: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
+    environment = {**os.environ, "PYTHONPATH": str(root), "COLUMNS": "200"}
     run = subprocess.run([sys.executable, *arguments], cwd=root, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
@@ -181,7 +181,7 @@ def test_it_is_in_every_list_of_families(overlaid: Path) -> None:
 def test_a_certificate_of_batch_invariance_may_do_without_it(overlaid: Path) -> None:
     shutil.copy(ROOT / "reports" / "invariant.json", overlaid)
     command = [sys.executable, "-m", "refmoe", "gate", "invariant.json", "--no-baseline", "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(overlaid), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(overlaid)}
     run = subprocess.run(command, cwd=overlaid, env=environment, capture_output=True, text=True)
     # The reference has a file more, so the certificate is stale. It lacks nothing else.
     assert json.loads(run.stdout)["checks"] == ["stale.figures"], run.stdout
@@ -199,7 +199,7 @@ def gate(overlaid: Path, report: dict[str, Any]) -> dict[str, Any]:
     """What the gate says of a report with the digest that its content has."""
     path = overlaid / "held.json"
     path.write_text(json.dumps({**report, "digest": digest_of(report)}))
-    environment = {**os.environ, "PYTHONPATH": str(overlaid), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(overlaid)}
     command = [sys.executable, "-m", "refmoe", "gate", str(path), "--no-baseline", "--json"]
     run = subprocess.run(command, cwd=overlaid, env=environment, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(run.stdout)
