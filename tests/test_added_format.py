@@ -1,7 +1,8 @@
-"""A number format is added by what one or two files hold; this adds two to a copy of the package, and uses them there.
+"""A number format is added by what one or two files hold; this adds some to a copy of the package, and uses them there.
 
-The element format E3M2 (6 bits, of OCP's MXFP6) needs its record and that of its MX format, in `refmoe.formats`. The
-scale format UE5M3 is a rule of its own, so it needs a module of its format's name in `refmoe.reference` as well.
+The element format E3M2 (of OCP's MXFP6, 6 bits) needs a record, and so does its MX format, in `refmoe.formats`. E5M2 is
+there already: an MX format of it needs one record more. The scale format UE5M3 has a rule of its own: it needs
+a module of its format's name in `refmoe.reference` as well.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ RECORDS = {
         'E3M2 = Format("e3m2", 6, 3, 2, 3, Specials.NONE, nan_code=None)\n'
         'UE5M3 = Format("ue5m3", 8, 5, 3, 15, Specials.ALL_ONES_NAN, nan_code=0xFF, signed=False)\n'
     ),
-    'NVFP4 = MXFormat("nvfp4"': 'MXFP6 = MXFormat("mxfp6", E3M2)\nTOYFP4 = MXFormat("toyfp4", E2M1, UE5M3, 16)\n',
+    'NVFP4 = MXFormat("nvfp4"': (
+        'MXFP6 = MXFormat("mxfp6", E3M2)\nMXE5M2 = MXFormat("mxfp8_e5m2", E5M2)\n'
+        'TOYFP4 = MXFormat("toyfp4", E2M1, UE5M3, 16)\n'
+    ),
 }
 #: Lists of refmoe/formats.py, with what they begin with then.
 LISTS = {
     "for fmt in (E4M3, ": "for fmt in (E3M2, UE5M3, E4M3, ",
-    "for mx in (MXFP8, ": "for mx in (MXFP6, MXFP8, ",
+    "for mx in (MXFP8, ": "for mx in (MXFP6, MXE5M2, MXFP8, ",
     "in (*MX_FORMATS.values(), NVFP4)": "in (*MX_FORMATS.values(), TOYFP4, NVFP4)",
 }
 
@@ -71,8 +75,9 @@ import numpy as np
 import refmoe
 from refmoe.errors import ArgumentError
 from refmoe.families.stages import Codes, Scales
-from refmoe.formats import E3M2, FORMATS, FP32, TOYFP4, UE5M3
+from refmoe.formats import E3M2, FORMATS, FP32, MX_FORMATS, TOYFP4, UE5M3
 from refmoe.numbers_as_text import compared_text, number_text
+from refmoe.policies import detect_policy
 from refmoe.policy import ScaleMode
 from refmoe.reference.dequantize import dequantize_codes
 from refmoe.reference.scalar.numbers import decode
@@ -84,18 +89,19 @@ x = (draw.standard_normal((9, 64)) * 2.0 ** draw.integers(-140, 120, (9, 1))).as
 x[3, 5], x[4, 40], x[5] = np.nan, -np.inf, 0
 
 
-def as_defined(mode):
+def as_defined(format, mode):
     '''Whether codes, scales and values of every block are those of the definition, which knows no format by name.'''
-    tensor = refmoe.quantize(x, "mxfp6", policy=f"{mode.value}/exact")
+    element = MX_FORMATS[format].element
+    tensor = refmoe.quantize(x, format, policy=f"{mode.value}/exact")
     values = refmoe.dequantize(tensor).view(np.uint32)
     for row in range(len(x)):
         for block in range(2):
             part = slice(32 * block, 32 * block + 32)
             numbers = [decode(int(bits), FP32) for bits in x[row, part].view(np.uint32)]
-            due = quantize_block(numbers, E3M2, mode)
+            due = quantize_block(numbers, element, mode)
             if due.scale != tensor.scales[row, block] or list(due.codes) != tensor.elements[row, part].tolist():
                 return False
-            if dequantize_block(due, E3M2) != values[row, part].tolist():
+            if dequantize_block(due, element) != values[row, part].tolist():
                 return False
     return True
 
@@ -108,12 +114,14 @@ def refusal(format):
 
 
 small = (draw.standard_normal((8, 64)) * 2.0 ** draw.integers(-8, 8, (8, 1))).astype(np.float32)
+evens = [refmoe.quantize(x, format, policy="even") for format in ("mxfp6", "mxfp8_e5m2")]
 codes, scales = quantize_toyfp4(small)
 back = dequantize_codes(codes, scales, TOYFP4)
 print(json.dumps({
     "package": refmoe.__file__,
     "names": list(FORMATS),
-    "defined": {mode.value: as_defined(mode) for mode in ScaleMode},
+    "defined": {f"{of} {mode.value}": as_defined(of, mode) for of in ("mxfp6", "mxfp8_e5m2") for mode in ScaleMode},
+    "detected": [detect_policy(x, even.codes, even.scales, even.format).names for even in evens],
     "limits": [float(E3M2.max), float(E3M2.min), float(UE5M3.max), UE5M3.encode(1)],
     "numbers": [number_text(0x06, E3M2), compared_text(0x21, 0x20, E3M2), number_text(UE5M3.encode(1), UE5M3)],
     "stages": [
@@ -168,7 +176,7 @@ def test_they_are_listed_and_printed(found: dict[str, Any]) -> None:
     assert "e3m2        6         3         2     3  28            0.0625        none" in found["printed"]
     assert "mxfp6    e3m2 codes, 1 a byte; 32 share a scale of e8m0" in found["printed"]
     assert "toyfp4   e2m1 codes, 2 a byte; 16 share a scale of ue5m3" in found["printed"]
-    assert found["refusal"] == "format: found str 'mxfp7'; needed mxfp6, mxfp8, mxfp4 or nvfp4"
+    assert found["refusal"] == "format: found str 'mxfp7'; needed mxfp6, mxfp8_e5m2, mxfp8, mxfp4 or nvfp4"
 
 
 def test_codes_have_values_and_words(found: dict[str, Any]) -> None:
@@ -181,8 +189,9 @@ def test_codes_have_values_and_words(found: dict[str, Any]) -> None:
 
 
 def test_the_element_format_is_quantized_by_every_mode_as_the_definition_says(found: dict[str, Any]) -> None:
-    assert len(found["defined"]) == 6
+    assert len(found["defined"]) == 12
     assert all(found["defined"].values())
+    assert found["detected"] == [["even/exact"]] * 2
 
 
 def test_the_scale_format_is_quantized_by_its_module_and_dequantized_by_its_record(found: dict[str, Any]) -> None:
@@ -194,4 +203,4 @@ def test_the_scale_format_is_quantized_by_its_module_and_dequantized_by_its_reco
 def test_a_command_takes_the_element_format_and_lists_it(copied: Path) -> None:
     compare = "-m", "refmoe", "policy", "compare", "gaussian:m8k64", "--format"
     assert "gaussian:bf16:m8k64:seed7: [8, 64] to mxfp6" in python(copied, *compare, "mxfp6")
-    assert "needed mxfp6 or mxfp8 or mxfp4" in python(copied, *compare, "mxfp7", status=2)
+    assert "needed mxfp6 or mxfp8_e5m2 or mxfp8 or mxfp4" in python(copied, *compare, "mxfp7", status=2)
