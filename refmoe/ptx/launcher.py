@@ -84,9 +84,9 @@ class LaunchResult:
         warnings: accesses against the letter of PTX that are not known to go wrong, see `RaceError.warning`.
         schedules: legal schedules under which it ran, with the same bytes under all. What is counted here is of the
             first.
-        waited: whether some thread waited for the grid before this one (`griddepcontrol.wait`), in a launch that may
-            start before that one has ended and whose races are looked for. Else the end of this grid does not say that
-            the other has ended.
+        waited: whether some thread waited for the grid before this one (`griddepcontrol.wait`). It is known only for a
+            launch that may start before that grid has ended, and with the check of races. If no thread waited, this
+            grid may end before the other one does.
     """
 
     lane_instructions: int
