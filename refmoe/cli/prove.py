@@ -113,7 +113,7 @@ def parity(
     Exit status 1 if a case fails, 3 if none ran. SKIPPED cases and expected refusals (UNSUPPORTED) do not fail.
     """
     from refmoe.catalog import activation_cases, list_cases, parse_case
-    from refmoe.cli.session import Outputs, run_session, share_of
+    from refmoe.cli.session import OutputFiles, run_session, share_of
     from refmoe.verify.workers import choose_workers
 
     with usage_errors():
@@ -158,7 +158,7 @@ def parity(
     source += ["--share", share] if part != (1, 1) else []
     source += ["--schedules", schedules] if schedules != "1" else []
     command = " ".join(["refmoe parity --device", device, *([f"--arch={arch}"] if arch else []), *source])
-    outputs = Outputs(report, junit, markdown, html, as_json)
+    outputs = OutputFiles(report, junit, markdown, html, as_json)
     with usage_errors():
         status = run_session(
             chosen,
@@ -187,13 +187,13 @@ def repro(
 ) -> None:
     """Run one case again, by its repro string."""
     from refmoe.catalog import parse_case
-    from refmoe.cli.session import Outputs, run_session
+    from refmoe.cli.session import OutputFiles, run_session
 
     with usage_errors():
         check_schedules(schedules)
         chosen = parse_case(case)
         record = open_trace(trace, trace_block, as_json)
-        outputs = Outputs(as_json=as_json)
+        outputs = OutputFiles(as_json=as_json)
         command = f"refmoe repro '{chosen}'" + (f" --schedules {schedules}" if schedules != "1" else "")
         status = run_session([chosen], command, outputs, verbose=True, trace=record, schedules=schedules)
     if status != INTERRUPTED:
