@@ -69,11 +69,11 @@ help:
 	@echo "  make schedules  the default cases, CUTLASS's and CuTe DSL's among them, each launch under 16 schedules (half an hour)"
 	@echo "  make lint       ruff, mypy, and the floors that pyproject.toml lists"
 	@echo "  make notebooks  execute the notebooks into out/notebooks, with their pictures"
-	@echo "  make gate       hold the committed reports against the sources, and README's figures against the reports"
+	@echo "  make gate       hold the committed reports against the sources, README's figures against the reports, and lists"
 	@echo "  make workflow   run every command of the GitHub workflow on clean clones of HEAD (half an hour)"
 	@echo "Renew what is committed"
 	@echo "  make baseline   reports/baseline.json: the cases that must go on passing"
-	@echo "  make readme     the figures of README.md, from reports/"
+	@echo "  make readme     the figures of README.md, from reports/, and the lists of families in docs/"
 	@echo "  make pictures   the pictures of docs/"
 	@echo "  make drift      reports/drift.json and its picture: the default paths side by side over 64 decode steps"
 	@echo "  make invariant  reports/invariant.json: that a token's bytes do not depend on its batch, or the pair that differs"
@@ -225,6 +225,7 @@ test-gpu: $(GPU_PYTHON)
 gate: $(VENV)/.core
 	$(BIN)/refmoe gate reports/
 	$(BIN)/python tools/readme.py --check
+	$(BIN)/python tools/families.py --check
 	$(BIN)/python tools/benchmarks.py --check
 
 baseline: $(VENV)/.core
@@ -232,6 +233,7 @@ baseline: $(VENV)/.core
 
 readme: $(VENV)/.core
 	$(BIN)/python tools/readme.py
+	$(BIN)/python tools/families.py
 
 lint: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/ruff check .

@@ -4,12 +4,12 @@
     MXTensor                element codes and block scales that belong together
     formats                 element and scale formats; print it
     policies                how systems choose scales; print it
-    families                what a kernel can be held against: inputs, fills, options; print it
+    families                the kernel families: problems that a kernel can be held against; print it
     check                   hold a kernel of yours against a family, byte for byte
     invariant               whether a token's bytes depend on the batch that it is in
     repro                   run the one case of a repro string
     run_ptx                 run any PTX kernel without a GPU, every access checked
-    testing                 the same in pytest
+    testing                 the same checks in pytest
     reference               what every result is, in NumPy: quantization, layouts, GEMMs, routing, whole layers
     cuda                    the functions that launch refmoe's own kernels, on the executor or a GPU
     cute                    CuTe DSL kernels on the executor: compiled, their host code run

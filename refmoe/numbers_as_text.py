@@ -24,7 +24,7 @@ def bits_text(code: int, fmt: Format | str) -> str:
         code: the code.
         fmt: its format, or the name of one of `VALUE_DTYPES`; likewise in the other functions.
     """
-    return f"0x{code:0{_format(fmt).bits // 4}X}"
+    return f"0x{code:0{-(-_format(fmt).bits // 4)}X}"
 
 
 def value_text(code: int, fmt: Format | str) -> str:

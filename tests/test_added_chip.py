@@ -99,7 +99,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except ToolchainError as error:
         pytest.skip(str(error))
     root = tmp_path_factory.mktemp("copied")
-    shutil.copytree(PACKAGE, root / "refmoe", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, root / "refmoe")
     path = root / "refmoe" / "chips.py"
     text = path.read_text()
     last = '            Chip(\n                arch="sm_120a",'
@@ -109,7 +109,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(root: Path, *arguments: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
+    environment = {**os.environ, "PYTHONPATH": str(root), "COLUMNS": "200"}
     run = subprocess.run([sys.executable, *arguments], cwd=root, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout

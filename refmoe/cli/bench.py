@@ -54,28 +54,28 @@ def bench(
 ) -> None:
     """Run a benchmark: time implementations of one operation side by side and print the medians.
 
-    `refmoe bench executor --against FOLDER` compares this executor with that of another checkout of refmoe: the same
-    recorded launches, by turns, each in a process of its own; `ratio` is the other's CPU time divided by ours. The
-    targets are for commit 2db4e6e, and `make against` makes that checkout.
-    `refmoe bench gpu --against FOLDER` times the other's routing kernels too.
+    `refmoe bench executor --against FOLDER` compares this executor with the one of another checkout of refmoe. Both run
+    the same recorded launches in turn, each in a process of its own; `ratio` is the other's CPU time divided by ours.
+    The targets are for commit 2db4e6e, and `make against` makes that checkout.
+    `refmoe bench gpu --against FOLDER` also times the routing kernels of the other checkout.
 
-    The benchmark `memory` times nothing: it prints what launches on the executor keep resident.
+    The benchmark `memory` times nothing: it prints how much memory launches on the executor keep resident.
 
-    The benchmark `parity` runs the default level of commit 2db4e6e again, once everything is compiled, and `faults`
-    plants the 157 faults of that commit. Later commits have more of both.
+    The benchmark `parity` times the default cases of commit 2db4e6e after everything is compiled, and `faults` plants
+    the 157 faults of that commit. Later commits have more of both.
 
     The benchmark `deepseek` executes a whole DeepSeek-V3 layer at its true sizes and compares every buffer.
 
     The benchmark `tiles` times nothing: it reads the machine code of each tile of the SM12x GEMMs, and of CUTLASS's
-    builds that `make cutlass` has made, and predicts times by a model, which it labels so.
+    builds that `make cutlass` has made, and predicts times by a model. Its times are labelled as predictions.
 
     `refmoe bench compare A B` compares two reports of one benchmark and machine. For each row it prints the ratio of
     the medians, B's divided by A's, with a confidence interval, and the verdict: faster, slower or no difference. Exit
     status 1 if the interval of a row lies above 1 by more than `--slower-than`.
 
-    Exit status 1 if the benchmark `models`, `executor`, `first_launch`, `races`, `memory`, `layer`, `cutlass`,
-    `parity` or `faults`, or `executor --against`, misses a target, if a byte of `deepseek` differs, or if a kernel of
-    `tiles` that is refmoe's spills registers; the others have no target that decides it.
+    Exit status 1 if a benchmark with a target misses it: `models`, `executor`, `first_launch`, `races`, `memory`,
+    `layer`, `cutlass`, `parity`, `faults` and `executor --against`. Also if a byte of `deepseek` differs, or if one of
+    refmoe's own kernels in `tiles` spills registers. The other benchmarks have no target.
     """
     import importlib
 

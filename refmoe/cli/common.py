@@ -132,15 +132,16 @@ ClusterOption = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Use the workers of the dask scheduler at this address, in place of processes of this machine.",
+        help="Run the work on the workers of the dask scheduler at this address instead of on this machine.",
     ),
 ]
 SchedulesOption = Annotated[
     str,
     typer.Option(
         metavar="N",
-        help="Run every launch on the executor under N legal schedules, and fail if one gives other bytes; 0,7 names "
-        "them one by one, schedule=7 is that one alone.",
+        help="Run every launch on the executor under N legal schedules (orders of blocks, warps, copies and atomics), "
+        "and fail if two of them leave different bytes. N is a number of schedules, a list of their numbers such as "
+        "0,7, or schedule=7 for that one alone.",
     ),
 ]
 

@@ -15,7 +15,11 @@ _WHICH = ("one", "all")
 
 @app.command(epilog="Examples:\n\nrefmoe cute\n\nrefmoe cute --json")
 def cute(as_json: JsonOption = False) -> None:
-    """Ask CuTe DSL which block scales its own matrix products take, and print its answers as a table."""
+    """Ask CuTe DSL which block scales its own matrix products take, and print its answers as a table.
+
+    CuTe DSL is NVIDIA's kernel language in Python. The command constructs each product of an element format with a
+    scale format, for each architecture, and records whether the package accepts it. No GPU is needed.
+    """
     from refmoe.cute import PYPI_REQUIREMENT, check_package
     from refmoe.cute.scale_formats import ask, table
 
@@ -35,7 +39,7 @@ def cutlass(
         str | None,
         typer.Option(
             metavar="one|all",
-            help="Build what is missing first: one (the default, cooperative, swapped, for sm_121a) or all eight. "
+            help="First compile what is missing: one (the default build: cooperative, swapped, for sm_121a) or all. "
             "A build takes one to three minutes and 6 GB of memory.",
         ),
     ] = None,

@@ -76,16 +76,17 @@ def drift(
     sweep: Annotated[
         list[str] | None,
         typer.Option(
-            help="Values to try of batch, prompt (tokens), k (experts of a token) or in-flight (sequences decoded "
-            "together), for example batch=1,4; repeatable, every combination runs."
+            help="Values to try for one setting, for example batch=1,4. Settings are batch, prompt (tokens of a "
+            "prompt), k (experts of a token) and in-flight (sequences decoded together). Repeatable: every combination "
+            "runs."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the prompts and of the random checkpoint.")] = 7,
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Experts of the random checkpoint: mxfp4, nvfp4 as ModelOpt stores them, or of DeepSeek-V3 "
-            "block_fp8 or deepseek-nvfp4."
+            help="Format of the experts in the random checkpoint: mxfp4 or nvfp4 (as ModelOpt stores it) for gpt-oss, "
+            "block_fp8 or deepseek-nvfp4 for DeepSeek-V3; mxfp4 if left out."
         ),
     ] = None,
     report: ReportOption = None,

@@ -21,8 +21,8 @@ def faults(
 ) -> None:
     """Plant the faults of refmoe's own kernels, and count the default cases that catch each.
 
-    If only one case catches a fault, add a second one: a change of that case could hide the fault. Exit status 1 if
-    fewer than two cases catch a fault.
+    A planted fault is a change that breaks a kernel on purpose. If only one case catches it, add a second case, because
+    a later change of the first one could let the fault pass. Exit status 1 if fewer than two cases catch a fault.
     """
     from rich.progress import track
 

@@ -20,21 +20,25 @@ from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_consol
 def invariant(
     subject: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only this path or kernel, or all whose names begin so. Repeatable."),
+        typer.Option(metavar="NAME", help="Only subjects (paths and kernels) whose names begin with NAME. Repeatable."),
     ] = None,
     level: Annotated[str, typer.Option(help="How many cases: quick or default.")] = "default",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the data.")] = 7,
     call: Annotated[
-        str | None, typer.Option(help="Make one call, and print the hash and the first bytes of the token's results.")
+        str | None,
+        typer.Option(
+            help="Repeat one call of a finding, and print the hash and the first bytes of the token's results."
+        ),
     ] = None,
     report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Prove that a token's bytes do not depend on its batch, or show the first pair of calls that differs.
 
-    A token runs alone, and in batches of other sizes, at other positions, among other tokens, with other tiles: through
-    every path of a layer on the reference, and every kernel on the executor. Exit status 1 if an unlisted subject
-    depends on its batch, or a listed one does not.
+    Each token is computed alone, and then in batches of other sizes, at other positions, among other tokens, with other
+    tiles. The subjects are every path of a layer on the reference, and every kernel on the executor. Some subjects are
+    known to depend on the batch, each for a listed reason. Exit status 1 if any other subject does, or if one of these
+    does not.
     """
     from refmoe.batching.document import certificate_entry, invariant_document
     from refmoe.batching.prove import certify

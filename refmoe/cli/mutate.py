@@ -49,7 +49,7 @@ def mutate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 7,
     floor: Annotated[
-        list[str] | None, typer.Option(help="Only mutants of cuda sources, of ptx, or of host code. Repeatable.")
+        list[str] | None, typer.Option(help="Only mutants of one kind of text: cuda, ptx or host. Repeatable.")
     ] = None,
     operator: Annotated[list[str] | None, typer.Option(help="Only those of this operator. Repeatable.")] = None,
     kernel: Annotated[
@@ -69,7 +69,7 @@ def mutate(
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes that try mutants.")] = 1,
     cluster: ClusterOption = None,
     partial: Annotated[
-        Path, file_option("Where outcomes are kept, a line each. What is in it is not tried again.")
+        Path, file_option("File that keeps the outcomes, one a line. A mutant that is in it is not tried again.")
     ] = _PARTIAL,
     report: ReportOption = None,
     as_json: JsonOption = False,
@@ -77,7 +77,8 @@ def mutate(
     """Change the kernels in small ways and run the default cases on each change until one fails.
 
     A survivor has different machine code and passes every case. Either a case is missing, or the two programs are
-    equivalent; equivalence needs a written proof. Exit status 1 if less than 98 % of the other mutants is caught.
+    equivalent; equivalence needs a written proof. Exit status 1 if the cases catch less than 98 % of the mutants that
+    are not proven equivalent.
 
     The outcomes so far are kept: after Ctrl-C, the same command goes on from there.
     """

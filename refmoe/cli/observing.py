@@ -25,16 +25,17 @@ WatchOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME[:BYTE[:SIZE]]",
-        help="Print who wrote SIZE bytes of an array from BYTE on. SIZE defaults to one element, BYTE to 0. NAME is a "
-        "parameter of the kernel, its number counted from 0, or the file of an argument.",
+        help="Print each write to SIZE bytes of an array, starting at BYTE, and the thread that made it. SIZE defaults "
+        "to one element, BYTE to 0. NAME is a parameter of the kernel, its number counted from 0, or the file of an "
+        "argument.",
     ),
 ]
 ProfileOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Count instructions by line and opcode, lanes at work, bank conflicts, sectors and live registers, into "
-        "FILE: .json for JSON, otherwise text, '-' for standard output.",
+        help="Write a profile to FILE: instructions by line and opcode, lanes at work, bank conflicts, memory sectors "
+        "and live registers. FILE is .json for JSON, otherwise text; '-' is standard output.",
     ),
 ]
 

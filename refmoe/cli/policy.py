@@ -56,7 +56,7 @@ _INPUT = (
 )
 def compare(
     source: Annotated[str, typer.Argument(metavar="INPUT", help=_INPUT)],
-    format: Annotated[str, typer.Option(help="Format to quantize to: mxfp8 or mxfp4.")] = "mxfp8",
+    format: Annotated[str, typer.Option(help="MX format to quantize to, such as mxfp8 or mxfp4.")] = "mxfp8",
     policies: Annotated[
         str | None,
         typer.Option(
@@ -109,7 +109,8 @@ def detect(
         typer.Option(help="File of GGUF's MXFP4 blocks of 17 bytes, which hold codes and scales; instead of both."),
     ] = None,
     format: Annotated[
-        str | None, typer.Option(help="mxfp8 or mxfp4; taken from the number of code bytes if left out.")
+        str | None,
+        typer.Option(help="MX format of the codes, such as mxfp8 or mxfp4. If left out: by their number of bytes."),
     ] = None,
     layout: Annotated[str, typer.Option(help="Layout of the scales: linear, 128x4 or 8x4.")] = "linear",
     packing: Annotated[str, typer.Option(help="Order of two FP4 codes in a byte: even-low or gguf.")] = "even-low",
@@ -160,13 +161,15 @@ def convert(
     block: Annotated[
         str | None,
         typer.Option(
-            help="Tile of the block FP8: 1x128 or 128x128. If left out: 128x128 for what is called a weight or a "
-            "projection, else 1x128."
+            help="Elements that share a scale in the block FP8: 1x128 or 128x128. If left out: 128x128 for a tensor "
+            "whose name says that it is a weight or a projection, else 1x128."
         ),
     ] = None,
     modes: Annotated[
         str | None,
-        typer.Option(help="Scale modes to convert by, separated by commas; all, and the least error, if left out."),
+        typer.Option(
+            help="Scale modes to convert by, separated by commas. If left out: all, and the one of least error."
+        ),
     ] = None,
     report: ReportOption = None,
     picture: Annotated[Path | None, file_option("Also draw the errors, to a .png or .svg file.")] = None,

@@ -10,9 +10,11 @@ import typer
 
 from refmoe.cli.common import JsonOption, app, file_option, finish, listed, make_console, usage, usage_errors, writing
 
-_BundleOption = Annotated[Path | None, file_option("Write everything that was asked and answered to FILE, to be sent.")]
+_BundleOption = Annotated[
+    Path | None, file_option("Write all questions and answers to FILE, which you can send to refmoe.")
+]
 _MergeOption = Annotated[
-    Path | None, file_option("Check the bundle FILE, and put what its chip answered among the evidence.")
+    Path | None, file_option("Check the bundle FILE, and add its chip's answers to refmoe/probe/evidence.json.")
 ]
 
 
@@ -20,7 +22,7 @@ _MergeOption = Annotated[
 def probe(
     device: Annotated[str, typer.Option(help="Where to run: cuda (this GPU) or ptx (the executor).")] = "ptx",
     arch: Annotated[
-        str | None, typer.Option(help="The chip that the executor stands for; sm_120a if left out. A GPU has its own.")
+        str | None, typer.Option(help="Architecture that the executor stands for; sm_120a if left out. Not for a GPU.")
     ] = None,
     instruction: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Only these instructions, separated by commas.")
@@ -29,8 +31,8 @@ def probe(
         str | None,
         typer.Option(
             metavar="PARTS",
-            help="Of a bundle: probes, parity, benchmarks, separated by commas; all three of a GPU if left out, and "
-            "the probes of the executor.",
+            help="What to put into the bundle: probes, parity, benchmarks, separated by commas. If left out: all three "
+            "for a GPU, the probes alone for the executor.",
         ),
     ] = None,
     bundle: _BundleOption = None,
@@ -42,8 +44,9 @@ def probe(
 ) -> None:
     """Find how each tensor-core instruction of a chip adds up, from its answers alone, and compare refmoe's model.
 
-    Exit status 0 if the model holds for every instruction that was asked, 1 if it does not for some, 2 for bad input,
-    3 without a GPU to ask.
+    The command runs each instruction on chosen operands and infers from the results how the chip aligns, cuts and
+    rounds the products that it adds. Exit status 0 if refmoe's model predicts every result, 1 if it does not, 2 for
+    wrong usage, 3 if there is no GPU to ask.
     """
     if table:
         from refmoe.probe.merge import read_evidence

@@ -39,9 +39,9 @@ def parity(
     level: Annotated[
         str,
         typer.Option(
-            help="How many cases: quick, default or full; samples, those of full that have models' true sizes and are "
-            "compared in part; or exhaustive, every pair (amax, element) of quantize and "
-            "expand, in pieces that are kept next to the report."
+            help="Which cases to run. quick, default and full are lists of growing length. samples are the cases of "
+            "full at the true sizes of models, of whose outputs a part is compared. exhaustive runs quantize and "
+            "expand on every pair (largest magnitude of a block, element); finished pieces are kept next to the report."
         ),
     ] = "default",
     device: Annotated[str, typer.Option(help="Where the kernels run: ptx (no GPU needed) or cuda.")] = "ptx",
@@ -55,7 +55,9 @@ def parity(
     suite: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FAMILY", help="Only cases of this kernel family; `moe` names all around the GEMMs. Repeatable."
+            metavar="FAMILY",
+            help="Only cases of this kernel family, or of a group of them: moe, dp4a or deepseek. For example, moe is "
+            "routing, activation, finalize and moe itself. Repeatable.",
         ),
     ] = None,
     case: Annotated[
@@ -90,15 +92,16 @@ def parity(
         str,
         typer.Option(
             metavar="K/N",
-            help="Only with --mutants: plant every N-th fault, from the K-th on. Four machines that take 1/4, 2/4, 3/4 "
-            "and 4/4 together plant all.",
+            help="Only with --mutants: plant every N-th fault, starting with the K-th. For example, four machines with "
+            "1/4, 2/4, 3/4 and 4/4 together plant all faults.",
         ),
     ] = "1/1",
     schedules: SchedulesOption = "1",
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes that run cases.")] = 1,
     cluster: ClusterOption = None,
     report: Annotated[
-        Path | None, file_option("Write the JSON report to FILE. That of a level goes to out/parity-DEVICE.json.")
+        Path | None,
+        file_option("Write the JSON report to FILE. Without it, the report of a level goes to out/parity-DEVICE.json."),
     ] = None,
     junit: Annotated[Path | None, file_option("Also write JUnit XML.")] = None,
     markdown: Annotated[Path | None, file_option("Also write Markdown.")] = None,
@@ -110,7 +113,7 @@ def parity(
     Exit status 1 if a case fails, 3 if none ran. SKIPPED cases and expected refusals (UNSUPPORTED) do not fail.
     """
     from refmoe.catalog import activation_cases, list_cases, parse_case
-    from refmoe.cli.session import Outputs, run_session, share_of
+    from refmoe.cli.session import OutputFiles, run_session, share_of
     from refmoe.verify.workers import choose_workers
 
     with usage_errors():
@@ -155,7 +158,7 @@ def parity(
     source += ["--share", share] if part != (1, 1) else []
     source += ["--schedules", schedules] if schedules != "1" else []
     command = " ".join(["refmoe parity --device", device, *([f"--arch={arch}"] if arch else []), *source])
-    outputs = Outputs(report, junit, markdown, html, as_json)
+    outputs = OutputFiles(report, junit, markdown, html, as_json)
     with usage_errors():
         status = run_session(
             chosen,
@@ -184,13 +187,13 @@ def repro(
 ) -> None:
     """Run one case again, by its repro string."""
     from refmoe.catalog import parse_case
-    from refmoe.cli.session import Outputs, run_session
+    from refmoe.cli.session import OutputFiles, run_session
 
     with usage_errors():
         check_schedules(schedules)
         chosen = parse_case(case)
         record = open_trace(trace, trace_block, as_json)
-        outputs = Outputs(as_json=as_json)
+        outputs = OutputFiles(as_json=as_json)
         command = f"refmoe repro '{chosen}'" + (f" --schedules {schedules}" if schedules != "1" else "")
         status = run_session([chosen], command, outputs, verbose=True, trace=record, schedules=schedules)
     if status != INTERRUPTED:

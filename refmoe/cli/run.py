@@ -80,20 +80,21 @@ def run(
     variable: VariableOption = None,
     cooperative: Annotated[
         bool,
-        typer.Option("--cooperative", help="All blocks are resident together, as grid.sync() needs it."),
+        typer.Option("--cooperative", help="Keep all blocks resident together, which grid.sync() needs."),
     ] = False,
     cluster: Annotated[
         str | None,
         typer.Option(
-            metavar="X[,Y[,Z]]", help="Blocks of a cluster; .reqnctapercluster of the kernel if left out, else one."
+            metavar="X[,Y[,Z]]",
+            help="Blocks of a cluster. If left out: the kernel's .reqnctapercluster, or one block.",
         ),
     ] = None,
     blocks: Annotated[
         list[str] | None,
         typer.Option(
             metavar="X[,Y[,Z]] | A-B",
-            help="Run this block of the grid alone, or those with x from A to B; repeatable. The grid is as large as "
-            "ever for them.",
+            help="Run only this block of the grid, or only the blocks with x from A to B. Repeatable. The kernel still "
+            "sees the whole grid.",
         ),
     ] = None,
     multiprocessors: Annotated[
@@ -101,8 +102,8 @@ def run(
         typer.Option(
             metavar="N",
             min=1,
-            help="Multiprocessors of the chip, on which it depends how many blocks are resident; if left out, those of "
-            "the smallest chip that the file's target names.",
+            help="Number of multiprocessors of the chip, which limits how many blocks are resident at once. If left "
+            "out: that of the smallest chip of the file's target.",
         ),
     ] = None,
     no_check: Annotated[

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Outputs:
+class OutputFiles:
     """Where the report of a run goes.
 
     Attributes:
@@ -67,7 +67,7 @@ def share_of(text: str) -> tuple[int, int]:
 def run_session(
     cases: Sequence[Case],
     command: str,
-    outputs: Outputs,
+    outputs: OutputFiles,
     *,
     jobs: int = 1,
     workers: Workers | None = None,

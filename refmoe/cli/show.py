@@ -55,8 +55,9 @@ def flow(
     model: Annotated[
         str,
         typer.Option(
-            help="Model: gpt-oss-20b, gpt-oss-120b, or a checkpoint of gpt-oss (a folder or a .gguf file); for nvfp4 "
-            "also one of DeepSeek as ModelOpt stores it, for deepseek_fp8 deepseek-v3 or a checkpoint of it."
+            help="Model: gpt-oss-20b, gpt-oss-120b, or a checkpoint of gpt-oss (a folder or a .gguf file). The path "
+            "nvfp4 also takes a DeepSeek checkpoint as ModelOpt stores it. The path deepseek_fp8 takes deepseek-v3 or "
+            "a checkpoint of it."
         ),
     ] = "gpt-oss-120b",
     m: Annotated[int, typer.Option("--m", help="Number of tokens.")] = 1,
@@ -67,12 +68,15 @@ def flow(
         str | None,
         typer.Option(
             help="How the tokens are quantized: separate (by a launch of its own), fused (while they are copied to "
-            "their experts) or ready (they already are; of llama_cpp as the Q8_1 output of a layer). "
-            "[default: fused, of other backends separate]"
+            "their experts) or ready (they arrive quantized; for llama_cpp, as the Q8_1 output of the layer before). "
+            "[default: fused for cutlass, separate for other backends]"
         ),
     ] = None,
     output: Annotated[
-        str, typer.Option(help="The layer's output: bf16, or of llama_cpp q8_1, which the next layer takes as it is.")
+        str,
+        typer.Option(
+            help="Format of the layer's output: bf16; or, for llama_cpp, q8_1, which the next layer reads as it is."
+        ),
     ] = "bf16",
     routing: Annotated[
         str, typer.Option(help="How tokens choose experts: uniform, same-experts or empty-experts.")
@@ -171,14 +175,14 @@ def tiles(
     arch: Annotated[str, typer.Option(help=f"Architecture: {', '.join(KERNEL_ARCHS)}.")] = DEFAULT_ARCH,
     rule: Annotated[str, typer.Option(help="Rule that chooses the tile: dynamic or static.")] = "dynamic",
     min_latency: Annotated[
-        bool, typer.Option("--min-latency", help="Allow the static rule narrow tiles for few tokens.")
+        bool, typer.Option("--min-latency", help="Let the static rule take narrow tiles when there are few tokens.")
     ] = False,
     tile: Annotated[
         str | None,
-        typer.Option(metavar="MxNxK", help="Say whether this tile can be used, and if not, why; choose none."),
+        typer.Option(metavar="MxNxK", help="Choose no tile: say whether this one can be used, and if not, why."),
     ] = None,
     stages: Annotated[int | None, typer.Option(help="Pipeline stages of --tile; as many as fit if left out.")] = None,
-    cluster: Annotated[str, typer.Option(help="Cluster of --tile, in blocks.")] = "1x1x1",
+    cluster: Annotated[str, typer.Option(help="Blocks of a cluster along M, N and K, with --tile.")] = "1x1x1",
     sass: Annotated[
         bool,
         typer.Option(

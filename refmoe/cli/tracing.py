@@ -16,11 +16,11 @@ TraceOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Record barrier waits and copies to FILE: .json for JSON, otherwise text, '-' for standard output.",
+        help="Record barrier waits and copies to FILE. FILE is .json for JSON, otherwise text; '-' is standard output.",
     ),
 ]
 TraceBlockOption = Annotated[
-    str, typer.Option(metavar="X,Y,Z", help="The block that --trace records, or 'all'; text shows only the first.")
+    str, typer.Option(metavar="X,Y,Z", help="Block that --trace records, or 'all', of which text shows the first.")
 ]
 
 

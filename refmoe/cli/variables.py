@@ -21,9 +21,9 @@ VariableOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=ARGUMENT",
-        help="What a __constant__ or __device__ variable holds before the launch (in:, inout:, bytes: or TYPE:VALUE), "
-        "or the file that it goes to after it (out:, inout:); written as in --args. NAME is the variable's, or a part "
-        "of it that no other has; repeatable.",
+        help="Set a __constant__ or __device__ variable for the launch (in:, inout:, bytes: or TYPE:VALUE), or write "
+        "it to a file afterwards (out:, inout:). ARGUMENT is written as in --args, for example count=out:n.npy:i32:1. "
+        "NAME is the variable's name or an unambiguous part of it. Repeatable.",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""The kernel families. `FAMILIES` is the only list; each family has a module of its name beside it.
+"""The kernel families, `FAMILIES`: each has a module of its name here, and a line in the list of imports below.
 
 >>> print(refmoe.families)                      # every family: dtypes, sizes, options with their defaults, fills
 >>> print(refmoe.families["expand"])            # one of them: what each option may be, what each fill catches
@@ -10,45 +10,40 @@ import textwrap
 from collections.abc import Iterator
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.families.activation import ACTIVATION
-from refmoe.families.block_fp8 import BLOCK_FP8_QUANTIZE
 from refmoe.families.case import one_of
-from refmoe.families.deepseek.activation import DEEPSEEK_ACTIVATION
-from refmoe.families.deepseek.expand import DEEPSEEK_EXPAND
-from refmoe.families.deepseek.finalize import DEEPSEEK_FINALIZE
-from refmoe.families.deepseek.moe import DEEPSEEK_MOE
-from refmoe.families.deepseek.routing import DEEPSEEK_ROUTING
+from refmoe.families.family import Family
+from refmoe.printed_modules import prints_as
+
+# The list of families: a line each, in the order in which reports show them.
+# isort: off
+# ruff: noqa: F401
+from refmoe.families.quantize import QUANTIZE
+from refmoe.families.nvfp4 import NVFP4_QUANTIZE
+from refmoe.families.block_fp8 import BLOCK_FP8_QUANTIZE
+from refmoe.families.q8_1 import Q8_1_QUANTIZE
+from refmoe.families.expand import EXPAND
+from refmoe.families.gemm import SM12X_GEMM
+from refmoe.families.nvfp4_gemm import SM12X_NVFP4_GEMM
 from refmoe.families.deepseek_gemm import DEEPSEEK_GEMM
 from refmoe.families.dp4a import DP4A_GEMV
-from refmoe.families.expand import EXPAND
-from refmoe.families.family import Family
+from refmoe.families.routing import ROUTE
+from refmoe.families.activation import ACTIVATION
+from refmoe.families.swiglu_q8_1 import SWIGLU_Q8_1
 from refmoe.families.finalize import FINALIZE
 from refmoe.families.finalize_q8_1 import FINALIZE_Q8_1
-from refmoe.families.gemm import SM12X_GEMM
-from refmoe.families.integer_moe import INTEGER_MOE
 from refmoe.families.moe import MOE
-from refmoe.families.nvfp4 import NVFP4_QUANTIZE
-from refmoe.families.nvfp4_gemm import SM12X_NVFP4_GEMM
-from refmoe.families.q8_1 import Q8_1_QUANTIZE
-from refmoe.families.quantize import QUANTIZE
-from refmoe.families.routing import ROUTE
-from refmoe.families.swiglu_q8_1 import SWIGLU_Q8_1
-from refmoe.printed_modules import prints_as
+from refmoe.families.integer_moe import INTEGER_MOE
+from refmoe.families.deepseek.routing import DEEPSEEK_ROUTING
+from refmoe.families.deepseek.expand import DEEPSEEK_EXPAND
+from refmoe.families.deepseek.activation import DEEPSEEK_ACTIVATION
+from refmoe.families.deepseek.finalize import DEEPSEEK_FINALIZE
+from refmoe.families.deepseek.moe import DEEPSEEK_MOE
+# isort: on
 
 __all__ = ["FAMILIES", "Family", "family_called"]
 
-#: The families by name, in the order in which reports show them.
-FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (
-        *(QUANTIZE, NVFP4_QUANTIZE, BLOCK_FP8_QUANTIZE, Q8_1_QUANTIZE, EXPAND),
-        *(SM12X_GEMM, SM12X_NVFP4_GEMM, DEEPSEEK_GEMM, DP4A_GEMV),
-        *(ROUTE, ACTIVATION, SWIGLU_Q8_1, FINALIZE, FINALIZE_Q8_1),
-        *(MOE, INTEGER_MOE),
-        *(DEEPSEEK_ROUTING, DEEPSEEK_EXPAND, DEEPSEEK_ACTIVATION, DEEPSEEK_FINALIZE),
-        *(DEEPSEEK_MOE,),
-    )
-}
+#: Every family that is imported above, by name.
+FAMILIES: dict[str, Family] = {each.name: each for each in tuple(globals().values()) if isinstance(each, Family)}
 
 
 def family_called(name: str) -> Family:

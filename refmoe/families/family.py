@@ -283,6 +283,8 @@ class Family:
         lacks: says why the chip of an arch cannot run a case, which is then SKIPPED there; None if it can.
         block: k is a multiple of it.
         group: a name for several families together, such as "moe"; "" for none.
+        invariance: what tells whether a token's bytes depend on its batch: "" for subjects of the family's own in
+            `refmoe.batching`, the name of another family within which it is tried, or a sentence why nothing does.
         leading_arch: the arch that takes a whole level on ptx; the others take the level below.
         archs: the archs that there is a kernel for.
         software: by arch, the few cases for the executor where a tensor-core instruction runs in software, see
@@ -310,6 +312,7 @@ class Family:
     lacks: Callable[[Case, str], str | None] = lambda case, arch: None
     block: int = MX_BLOCK
     group: str = ""
+    invariance: str = ""
     leading_arch: str = DEFAULT_ARCH
     archs: tuple[str, ...] = KERNEL_ARCHS
     software: Mapping[str, Callable[[], Iterable[Case]]] = field(default_factory=dict)

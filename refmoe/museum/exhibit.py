@@ -38,6 +38,7 @@ class Exhibit:
         kernel: makes the kernel of a family and devices.
         faults: faults that are planted in the kernel or in its use.
         faults_missing: says why the faults cannot be planted on this machine, in a sentence, or None.
+        partly: whether the kernel leaves some bytes of its family's outputs open, which are then not compared.
 
     Raises:
         ArgumentError: the family launches refmoe's own kernel, which would then stand under another name.
@@ -47,6 +48,7 @@ class Exhibit:
     kernel: Callable[[Family, Devices], Kernel]
     faults: Sequence[Fault] = ()
     faults_missing: Callable[[], str | None] = lambda: None
+    partly: bool = False
 
     def __post_init__(self) -> None:
         if self.family.sources or self.family.host or not self.family.base:

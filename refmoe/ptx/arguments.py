@@ -29,9 +29,9 @@ class Buffer:
             and puts back what was there if it fails. (What is shorter than a page, or does not begin at a multiple of
             16 bytes, is copied, and written after the launch.)
         name: for messages.
-        initialised: whether its bytes hold what the kernel may read: True; False, and then they read as poison where
-            reading them is not refused; or bool of the array's shape, which a launch that ends well brings up to date,
-            so that the next one may read what this one wrote.
+        initialised: which bytes the kernel may read. True: all. False: none, and where such a read is not refused it
+            gives poison. Or an array of bool in the array's shape: a launch that ends well updates it, so that
+            the next launch may read what this one wrote.
         writable: whether the kernel may write it.
         space: `"global"`, or `"const"` for constant memory, which no kernel may write.
     """

@@ -24,8 +24,8 @@ from refmoe.ptx.engine.order.strong import Order
 from refmoe.ptx.engine.order.witness import RaceWitness
 from refmoe.ptx.engine.previous_grid import PreviousGrid
 from refmoe.ptx.engine.races import RaceShadow
-from refmoe.ptx.engine.single.thread_steps import MOST_WARPS
 from refmoe.ptx.engine.slow import Suspected
+from refmoe.ptx.engine.thread_steps import MOST_WARPS
 from refmoe.ptx.errors import (
     ArgumentMismatch,
     CooperativeLaunchTooLarge,
@@ -86,9 +86,9 @@ class LaunchResult:
         warnings: accesses against the letter of PTX that are not known to go wrong, see `RaceError.warning`.
         schedules: legal schedules under which it ran, with the same bytes under all. What is counted here is of the
             first.
-        waited: whether some thread waited for the grid before this one (`griddepcontrol.wait`), in a launch that may
-            start before that one has ended and whose races are looked for. Else the end of this grid does not say that
-            the other has ended.
+        waited: whether some thread waited for the grid before this one (`griddepcontrol.wait`). It is known only for a
+            launch that may start before that grid has ended, and with the check of races. If no thread waited, this
+            grid may end before the other one does.
     """
 
     lane_instructions: int

@@ -85,32 +85,32 @@ def run_ptx(
     array([0, 2, 4, 6], dtype=uint32)
 
     Args:
-        text: a PTX module, or a `refmoe.ptx.Module`, which is then parsed and compiled once for many calls.
-        entry: the kernel; not needed if it is alone.
+        text: a PTX module; or a `refmoe.ptx.Module`, which is parsed and compiled once for many calls.
+        entry: the kernel's name; not needed if the module has only one.
         grid: blocks, x or (x, y, z).
         block: threads of a block, x or (x, y, z); what the kernel's .reqntid says if left out.
-        args: one for each parameter: a C-contiguous NumPy array for a pointer, in which results lie afterwards, and
-            which the kernel may only read if it is read-only; None for a null pointer; a number; the bytes of a struct;
-            or a `refmoe.ptx.Buffer`, which can say that nothing in it is initialised.
+        args: one for each parameter. A pointer takes a C-contiguous NumPy array, which holds the results afterwards; a
+            kernel may not write to a read-only array. None is a null pointer. Other parameters take a number, or the
+            bytes of a struct. A `refmoe.ptx.Buffer` is an array that may be marked as not initialised.
         shared: dynamic shared memory of a block, in bytes.
-        checks: see `launch`.
-        step_budget: likewise.
-        trace: likewise.
-        watch: likewise.
-        stdout: likewise.
-        profile: likewise.
-        memory: likewise; the variables of a module live on with the module, which is another one in every call that is
-            given a text.
-        blocks: likewise.
+        checks: which checks are on; all by default. This and what follows is as for `launch`.
+        step_budget: most steps of a warp; no limit by default.
+        trace: records who waited on which barrier.
+        watch: records who writes some bytes of an array.
+        stdout: gets what the kernel prints with `printf`.
+        profile: counts what the launch does.
+        memory: device memory that outlives the launch. The variables of a module live on in it, as long as the same
+            `Module` is passed; a text is parsed into a new module in every call.
+        blocks: the blocks of the grid that run; all by default.
         cluster: blocks of a cluster, x or (x, y, z); what the kernel's .reqnctapercluster says if left out.
-        cooperative: see `launch`.
-        multiprocessors: likewise.
-        schedule: likewise.
-        schedules: likewise.
-        previous_grid_writes: likewise.
-        variables: what `__constant__` and `__device__` variables hold before the launch, by name or by a part of it
-            that no other has: arrays, bytes, or numbers of NumPy's. In a writable array of a `__device__` variable
-            lies afterwards what the kernel left there.
+        cooperative: whether all blocks are resident together, which `grid.sync()` needs.
+        multiprocessors: of the chip; this limits how many blocks are resident at once.
+        schedule: the one schedule to run under.
+        schedules: how many schedules to run under, or which; all have to leave the same bytes.
+        previous_grid_writes: buffers that the grid before this one may still be writing.
+        variables: what `__constant__` and `__device__` variables hold before the launch: arrays, bytes, or NumPy
+            numbers, by the variable's name or an unambiguous part of it. After the launch a writable array of a
+            `__device__` variable holds what the kernel left in the variable.
 
     Raises:
         ArgumentError: `text` is the path of a file, or something else without any PTX; there is no such variable, or it

@@ -33,13 +33,13 @@ _AMBIENT: ContextVar[tuple[Schedule, ...]] = ContextVar("schedules", default=(Sc
 
 @contextmanager
 def under_schedules(schedules: int | str | Sequence[int | str | Schedule]) -> Iterator[None]:
-    """Launches in the block, of this thread, run under these schedules unless they say otherwise.
+    """Run this thread's launches in a `with` block under these schedules, unless a launch says otherwise.
 
     Args:
         schedules: see `schedules_of`.
 
     Raises:
-        ArgumentMismatch: none of these.
+        ArgumentMismatch: `schedules` names no schedule.
     """
     token = _AMBIENT.set(schedules_of(schedules))
     try:

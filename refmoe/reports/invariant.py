@@ -40,11 +40,6 @@ DEPENDS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-#: Families that are tried within a layer alone, and the layer.
-WITHIN: Mapping[str, str] = MappingProxyType(
-    {f"deepseek_{name}": "deepseek_moe" for name in ("routing", "expand", "activation", "finalize")}
-)
-
 #: Sizes that every subject is tried at, and neighbours that a way other than the usual one is tried among.
 LEAST_SIZES = frozenset({1, 2, 7})
 FEW = ("random", "special", "crowd")
@@ -177,9 +172,10 @@ def _paths(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
         if f"layer/{backend}" not in names:
             yield GateRefusal("invariant.paths", f"the path {backend} is not there; {INVARIANT.again}")
     tried = {each["source"] for each in document["certificates"]}
-    for family in FAMILIES:
-        if not {family, WITHIN.get(family)} & tried:
-            yield GateRefusal("invariant.paths", f"no kernel of {family} is there; {INVARIANT.again}")
+    for name, family in FAMILIES.items():
+        excused = family.invariance and family.invariance not in FAMILIES
+        if not excused and not {name, family.invariance} & tried:
+            yield GateRefusal("invariant.paths", f"no kernel of {name} is there; {INVARIANT.again}")
 
 
 def _counts(each: Mapping[str, Any]) -> Iterator[str]:

@@ -129,13 +129,13 @@ def check(
     13 PASS
 
     Args:
-        kernel: a function, or one that `refmoe.testing.kernel` registered.
-        family: of a function the family, such as "quantize"; see `refmoe.families`. Of a registered kernel it may be
-            left out, with the contract.
+        kernel: a function, or a kernel that `refmoe.testing.kernel` registered.
+        family: the family that a function is held against, such as "quantize"; `print(refmoe.families)` lists them. A
+            registered kernel knows its family and its contract, so leave both out.
         level: "quick", "default" or "full".
-        dtypes: only cases of these.
-        cases: these repro strings instead of a level.
-        contract: of a function what `refmoe.testing.kernel` takes: `mode`, `layout`, `arrays`, `device`, ...
+        dtypes: run only the cases of these dtypes.
+        cases: repro strings to run instead of a level.
+        contract: for a function, the arguments of `refmoe.testing.kernel`: `mode`, `layout`, `arrays`, `device`, ...
 
     Raises:
         ArgumentError: an unknown family, level, dtype, case or option; or no case at all.

@@ -502,27 +502,30 @@ def kernel(
 ) -> Callable[[Callable[..., Any]], UserKernel]:
     """Register a function as a kernel of a family: a decorator.
 
-    The function is called by keyword. Its parameters are inputs of the family's contract, settings, and, if it writes
-    into buffers instead of returning arrays, outputs. It returns the outputs in the contract's order, or a mapping by
-    name. An option that it takes as a setting is not fixed by the contract.
+    The function is called by keyword. Its parameters are named after inputs and settings of the family's contract. A
+    function that writes into buffers has parameters named after outputs, too. Any other function returns the outputs in
+    the contract's order, or a mapping by name. An option that it takes as a setting is not fixed by the contract.
 
     Args:
-        family: a family, its name, or the part of it that no other has: "quantize" is mxfp8_quantize.
-        policy: for mxfp8_quantize, instead of mode and edge: a name that `refmoe policy` knows, such as "ocp" or
-            "torchao_floor@0.18". For a family with an option `policy`, that option.
-        dtypes: the family's dtypes that it takes; all if left out, but "mxfp8" only if it takes input_sf.
-        outputs: the family's outputs that it computes; all if left out.
-        arrays: the arrays that it is given: "torch", "numpy" or "jax". The default is "torch" on every machine, so that
-            a contract means the same everywhere; where the package is not installed, its cases are SKIPPED.
-        device: where its arrays lie, "cpu" or "cuda"; where there is no GPU, its cases are SKIPPED.
-        name: what it is called; its own name if left out.
-        missing: says why it cannot run on this machine, or None; its cases are then SKIPPED.
-        refuses: says why it refuses a case, or None; any other refusal fails.
-        changes: the inputs that it may write to, such as ("x",); a kernel that changes another one fails.
-        made_of: what it is made of, for the report.
-        sources: further files that decide its result, below the project's folder: they are in its hash.
-        options: the family's options that one kernel has one value of: `mode`, `edge`, `layout`, `variant`, `out`. An
-            option that is left out has its default.
+        family: a family, its name, or a part of its name that no other family has: "quantize" is mxfp8_quantize.
+        policy: for mxfp8_quantize, a name that `refmoe policy` knows, such as "ocp" or "torchao_floor@0.18"; it stands
+            for mode and edge. For a family with an option `policy`, that option.
+        dtypes: the dtypes of the family that the function takes. If left out: all, but "mxfp8" only if the function
+            takes input_sf.
+        outputs: the outputs of the family that the function computes; all if left out.
+        arrays: the arrays that the function is given: "torch", "numpy" or "jax". The default is "torch" on every
+            machine, so that a contract means the same everywhere. Where the package is not installed, the cases are
+            SKIPPED.
+        device: where these arrays lie, "cpu" or "cuda". Where there is no GPU, the cases are SKIPPED.
+        name: the kernel's name in reports; the function's name if left out.
+        missing: a function that says why the kernel cannot run on this machine, or returns None. The cases are then
+            SKIPPED with that reason.
+        refuses: a function from a case to the reason why the kernel refuses it, or to None. Any other refusal fails.
+        changes: the inputs that the function may write to, such as ("x",). A kernel that changes another one fails.
+        made_of: what the kernel is made of, such as a package's version, for the report.
+        sources: further files that decide the kernel's result, below the project's folder. They are in its hash.
+        options: the options of the family that the kernel has one value of: `mode`, `edge`, `layout`, `variant`, `out`.
+            An option that is left out has its default.
 
     Raises:
         ArgumentError: a family, option, dtype or parameter that there is not; the message says what there is.

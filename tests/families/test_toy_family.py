@@ -1,4 +1,4 @@
-"""A family is added by the files of its name and by its place in the list of families; this adds one, and uses it.
+"""A family is added by the files of its name and by a line in the list of families; this adds one, and uses it.
 
 The files lie in tests/support/toy as they would in the repository: a specification and a reference, a CUDA source, its
 launch, a family, a planted fault, a page, a test. They are laid over a copy of the package and of docs, which another
@@ -25,6 +25,9 @@ from refmoe.reports.documents import digest_of
 PACKAGE = Path(refmoe.__file__).parent
 ROOT = Path(__file__).resolve().parents[2]
 TOY = Path(__file__).resolve().parents[1] / "support" / "toy"
+#: The line that the list of families gets, and the one that it is put behind.
+LINE = "from refmoe.families.toy import TOY\n"
+BEHIND = "from refmoe.families.finalize import FINALIZE\n"
 
 SCRIPT = """
 import json
@@ -81,30 +84,24 @@ def overlaid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except ToolchainError as error:
         pytest.skip(str(error))
     root = tmp_path_factory.mktemp("overlaid")
-    shutil.copytree(PACKAGE, root / "refmoe", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PACKAGE, root / "refmoe")
     shutil.copytree(ROOT / "docs", root / "docs", ignore=shutil.ignore_patterns("*.png"))
-    (root / "tests").mkdir()
-    shutil.copy(ROOT / "tests" / "test_docs.py", root / "tests")
+    for name in ("tests/test_docs.py", "tools/families.py", "mkdocs.yml"):
+        (root / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, root / name)
     shutil.copytree(TOY, root, dirs_exist_ok=True)
-    # The one other place: the list of families, which imports what it lists.
+    # The one line elsewhere.
     path = root / "refmoe" / "families" / "__init__.py"
     text = path.read_text()
-    assert text.count("import ROUTE\n") == text.count("(MOE, ") == 1
-    path.write_text(
-        text.replace("import ROUTE\n", "import ROUTE\nfrom refmoe.families.toy import TOY\n").replace(
-            "(MOE, ", "(TOY, MOE, "
-        )
-    )
-    # docs/index.md lists the pages.
-    index = root / "docs" / "index.md"
-    line = "| [finalize](families/finalize.md) |"
-    assert index.read_text().count(line) == 1
-    index.write_text(index.read_text().replace(line, f"| [toy](families/toy.md) | `toy` | neighbours |\n{line}"))
+    assert text.count(BEHIND) == 1
+    path.write_text(text.replace(BEHIND, f"{BEHIND}{LINE}"))
+    # `make readme` brings the lists of families up to date.
+    python(root, "tools/families.py")
     return root
 
 
 def python(root: Path, *arguments: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
+    environment = {**os.environ, "PYTHONPATH": str(root), "COLUMNS": "200"}
     run = subprocess.run([sys.executable, *arguments], cwd=root, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
@@ -173,6 +170,23 @@ def test_its_reference_is_its_specification_and_its_page_holds(overlaid: Path) -
     assert "7 passed" in said, said
 
 
+def test_it_is_in_every_list_of_families(overlaid: Path) -> None:
+    lists = "navigation or index or lists_of_families or every_family or every_contract"
+    said = python(overlaid, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_docs.py", "-k", lists)
+    assert "passed" in said, said
+    for page in ("docs/index.md", "docs/guides/testing.md", "mkdocs.yml"):
+        assert "families/toy.md" in (overlaid / page).read_text()
+
+
+def test_a_certificate_of_batch_invariance_may_do_without_it(overlaid: Path) -> None:
+    shutil.copy(ROOT / "reports" / "invariant.json", overlaid)
+    command = [sys.executable, "-m", "refmoe", "gate", "invariant.json", "--no-baseline", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(overlaid)}
+    run = subprocess.run(command, cwd=overlaid, env=environment, capture_output=True, text=True)
+    # The reference has a file more, so the certificate is stale. It lacks nothing else.
+    assert json.loads(run.stdout)["checks"] == ["stale.figures"], run.stdout
+
+
 @pytest.fixture(scope="module")
 def reported(overlaid: Path) -> dict[str, Any]:
     """The report of its cases."""
@@ -185,7 +199,7 @@ def gate(overlaid: Path, report: dict[str, Any]) -> dict[str, Any]:
     """What the gate says of a report with the digest that its content has."""
     path = overlaid / "held.json"
     path.write_text(json.dumps({**report, "digest": digest_of(report)}))
-    environment = {**os.environ, "PYTHONPATH": str(overlaid), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(overlaid)}
     command = [sys.executable, "-m", "refmoe", "gate", str(path), "--no-baseline", "--json"]
     run = subprocess.run(command, cwd=overlaid, env=environment, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(run.stdout)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from refmoe.bench.tiles.flow import Block, FlowError, Loop, blocks_of, frequencies, loops
+from refmoe.bench.tiles.flow import FlowError, SassBlock, SassLoop, blocks_of, frequencies, loops
 from refmoe.ptx import Profile
 from refmoe.ptx.observe.kernel_profile import KernelProfile
 
@@ -148,7 +148,7 @@ def _times(ptx: Path, short: Run, long: Run) -> dict[str, list[float]]:
     return found
 
 
-def _marked(blocks: Sequence[Block], times: Mapping[str, Sequence[float]]) -> dict[int, float]:
+def _marked(blocks: Sequence[SassBlock], times: Mapping[str, Sequence[float]]) -> dict[int, float]:
     """How often blocks with markers ran in a step.
 
     Raises:
@@ -170,7 +170,7 @@ def _marked(blocks: Sequence[Block], times: Mapping[str, Sequence[float]]) -> di
     return counted
 
 
-def _steady(blocks: Sequence[Block], counted: Mapping[int, float]) -> Loop:
+def _steady(blocks: Sequence[SassBlock], counted: Mapping[int, float]) -> SassLoop:
     """The outermost loops in which something ran in every step, as one: products, and copies of other warps."""
     at_work = {block for block, count in counted.items() if count}
     body: set[int] = set()
@@ -181,7 +181,7 @@ def _steady(blocks: Sequence[Block], counted: Mapping[int, float]) -> Loop:
             head = loop.head if head is None else head
     if head is None or not at_work <= body:
         raise FlowError("what runs in every step lies in no loop of the machine code; needed a loop over K")
-    return Loop(head, tuple(sorted(body)))
+    return SassLoop(head, tuple(sorted(body)))
 
 
 def _turns(short: Run, long: Run, opcodes: tuple[str, ...]) -> Turns:

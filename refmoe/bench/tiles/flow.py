@@ -37,7 +37,7 @@ class FlowError(RefmoeError):
 
 
 @dataclass(frozen=True)
-class Operation:
+class SassOperation:
     """One instruction of machine code: its `opcode` with all suffixes, and whether a predicate `guarded` it."""
 
     opcode: str
@@ -56,10 +56,10 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Block:
+class SassBlock:
     """A run of instructions, and the numbers of the blocks that may follow it."""
 
-    operations: tuple[Operation, ...]
+    operations: tuple[SassOperation, ...]
     successors: tuple[int, ...]
 
     @property
@@ -69,14 +69,14 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Loop:
+class SassLoop:
     """A loop: the number of its first block, and of all of its blocks in the order of the text."""
 
     head: int
     body: tuple[int, ...]
 
 
-def blocks_of(text: str) -> list[Block]:
+def blocks_of(text: str) -> list[SassBlock]:
     """The blocks of one entry, as `nvdisasm -c` prints it; block 0 is the entry.
 
     A call comes back to the instruction behind it; what it calls is in no loop of the caller.
@@ -102,13 +102,13 @@ def blocks_of(text: str) -> list[Block]:
         next_ = [index[places[label]] for label in _goes_to(last)]
         if end < len(lines) and not _leaves(last):
             next_.append(index[end])
-        blocks.append(Block(tuple(operation for _, operation in lines[start:end]), tuple(dict.fromkeys(next_))))
+        blocks.append(SassBlock(tuple(operation for _, operation in lines[start:end]), tuple(dict.fromkeys(next_))))
     return blocks
 
 
-def _parsed(text: str) -> list[tuple[list[str], Operation]]:
+def _parsed(text: str) -> list[tuple[list[str], SassOperation]]:
     """Each instruction with the labels in front of it."""
-    found: list[tuple[list[str], Operation]] = []
+    found: list[tuple[list[str], SassOperation]] = []
     labels: list[str] = []
     for line in text.splitlines():
         if label := _LABEL.match(line):
@@ -116,14 +116,14 @@ def _parsed(text: str) -> list[tuple[list[str], Operation]]:
         elif match := _INSTRUCTION.match(line):
             guard = match["guard"] or ""
             body = match["text"]
-            found.append((labels, Operation(body.split()[0], guard + body, bool(guard))))
+            found.append((labels, SassOperation(body.split()[0], guard + body, bool(guard))))
             labels = []
     if not found:
         raise FlowError("found no instruction in the disassembly; needed the text of one entry")
     return found
 
 
-def _goes_to(operation: Operation) -> list[str]:
+def _goes_to(operation: SassOperation) -> list[str]:
     """The labels that a branch may go to; empty for what is none.
 
     Raises:
@@ -141,7 +141,7 @@ def _goes_to(operation: Operation) -> list[str]:
     return [label.strip() for label in named[1].split(",")]
 
 
-def _leaves(operation: Operation) -> bool:
+def _leaves(operation: SassOperation) -> bool:
     """Whether the next instruction never follows: a branch or an exit without any condition."""
     if operation.guarded or operation.family not in _ENDS:
         return False
@@ -170,7 +170,7 @@ def dominators(successors: Sequence[Sequence[int]]) -> list[set[int]]:
     return found
 
 
-def loops(successors: Sequence[Sequence[int]]) -> list[Loop]:
+def loops(successors: Sequence[Sequence[int]]) -> list[SassLoop]:
     """The natural loops; back edges to one head make one loop. The largest comes first."""
     above, before = dominators(successors), _predecessors(successors)
     bodies: dict[int, set[int]] = {}
@@ -178,7 +178,7 @@ def loops(successors: Sequence[Sequence[int]]) -> list[Loop]:
         for head in following:
             if head in above[block]:
                 bodies.setdefault(head, {head}).update(_reach([block], before, frozenset({head})))
-    found = [Loop(head, tuple(sorted(body))) for head, body in bodies.items()]
+    found = [SassLoop(head, tuple(sorted(body))) for head, body in bodies.items()]
     return sorted(found, key=lambda loop: (-len(loop.body), loop.head))
 
 
@@ -203,7 +203,9 @@ def _reach(starts: Iterable[int], edges: Sequence[Sequence[int]], walls: frozens
     return found
 
 
-def frequencies(blocks: Sequence[Block], loop: Loop, counted: Mapping[int, float]) -> tuple[dict[int, float], set[int]]:
+def frequencies(
+    blocks: Sequence[SassBlock], loop: SassLoop, counted: Mapping[int, float]
+) -> tuple[dict[int, float], set[int]]:
     """How often each block of a loop runs where those of `counted` run so often, and which of them that leaves open.
 
     Edges that leave the loop are taken to be gone once and for all: they do not belong to a step. A failed wait is not

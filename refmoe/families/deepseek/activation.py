@@ -409,6 +409,7 @@ DEEPSEEK_ACTIVATION = Family(
     ),
     sources=("deepseek_activation",),
     host=("refmoe.cuda.deepseek.activation",),
+    invariance="deepseek_moe",
     check=_check,
     block=TILE,
     group="deepseek",

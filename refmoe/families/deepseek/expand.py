@@ -227,6 +227,7 @@ DEEPSEEK_EXPAND = Family(
     ),
     sources=("deepseek_expand",),
     host=("refmoe.cuda.deepseek.expand",),
+    invariance="deepseek_moe",
     check=_check,
     lacks=lacks_memory,
     block=TILE,

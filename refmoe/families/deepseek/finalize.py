@@ -248,6 +248,7 @@ DEEPSEEK_FINALIZE = Family(
     ),
     sources=("deepseek_finalize",),
     host=("refmoe.cuda.deepseek.finalize",),
+    invariance="deepseek_moe",
     check=check_sums_case,
     lacks=lacks_memory,
     group="deepseek",

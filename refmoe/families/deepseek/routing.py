@@ -502,6 +502,7 @@ DEEPSEEK_ROUTING = Family(
     ),
     sources=("deepseek_routing", "routing"),
     host=("refmoe.cuda.deepseek.routing",),
+    invariance="deepseek_moe",
     check=_check,
     group="deepseek",
 )

@@ -49,7 +49,7 @@ from refmoe.families.family import (
     Outputs,
 )
 from refmoe.families.far import ROWS_BEFORE, Layout, behind, far_device, lacks_memory
-from refmoe.families.gemm.stages import Interval
+from refmoe.families.gemm.stages import BoundInterval
 from refmoe.families.vacuity import doubt_products
 from refmoe.families.wrong import ARRAY, BYTE, WRONG, Change, called, huge, wrong_calls
 from refmoe.formats import E4M3
@@ -204,13 +204,13 @@ def _output_bits(case: Case, inputs: Inputs, values: NDArray[Any], mask: NDArray
     return np.where(mask, bits, poison).reshape(*inputs["tokens"].shape[:-1], case.shape.n)
 
 
-def _interval(case: Case, inputs: Inputs) -> Interval:
+def _interval(case: Case, inputs: Inputs) -> BoundInterval:
     """Where each FP32 output must lie, float64 [rows, N]: FP32 numbers are compared with the bound's own ends."""
     shape = (*inputs["tokens"].shape[:-1], case.shape.n)
     bounds = deepseek_gemm_bounds(_groups(case, inputs), inputs["weights"], inputs["weight_scales"], shape, case.model)
     exact, bound = (each.reshape(-1, case.shape.n) for each in bounds)
     with np.errstate(invalid="ignore"):
-        return Interval(exact - bound, exact + bound, exact, bound)
+        return BoundInterval(exact - bound, exact + bound, exact, bound)
 
 
 Witness = Callable[[Case, Inputs, ExpertRows], NDArray[np.float32]]

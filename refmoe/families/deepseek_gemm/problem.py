@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.case import Option, refused
 from refmoe.families.family import Case
-from refmoe.families.gemm.stages import Interval
+from refmoe.families.gemm.stages import BoundInterval
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.numbers_as_text import VALUE_DTYPES, bits_text, compared_text
 from refmoe.reference.deepseek_gemm import BLOCK
@@ -165,7 +165,7 @@ class GroupedOutputs:
     rows: ExpertRows
     poison: int
     asked: NDArray[np.bool_]
-    interval: Interval | None = None
+    interval: BoundInterval | None = None
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `refmoe.families.stages.Stage`."""

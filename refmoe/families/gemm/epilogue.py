@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.case import word
 from refmoe.families.family import Case
-from refmoe.families.gemm.stages import Interval
+from refmoe.families.gemm.stages import BoundInterval
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 OUTPUTS: dict[str, np.dtype[Any]] = {"bf16": BF16, "f32": np.dtype(np.float32)}
@@ -86,7 +86,7 @@ def epilogue(case: Case, inputs: Any, sums: FloatArray) -> NDArray[Any]:
         return np.asarray(shifted.astype(OUTPUTS[case.dtype]))
 
 
-def interval(case: Case, inputs: Any, exact: NDArray[np.float64], bound: NDArray[np.float64]) -> Interval:
+def interval(case: Case, inputs: Any, exact: NDArray[np.float64], bound: NDArray[np.float64]) -> BoundInterval:
     """Where the output must lie: the exact sum and the model's running bound, taken through the epilogue.
 
     Rounding to nearest is monotone, so the ends of the interval, as FP32 numbers, go through alpha, bias and cast as
@@ -99,7 +99,7 @@ def interval(case: Case, inputs: Any, exact: NDArray[np.float64], bound: NDArray
     if case.fill == "positive":
         high = np.where(promised, exact, 0.0)
     ends = [epilogue(case, inputs, _inward(end, side)) for end, side in ((low, 1), (high, -1))]
-    return Interval(
+    return BoundInterval(
         low=np.where(promised, np.minimum(*ends), -np.inf),
         high=np.where(promised, np.maximum(*ends), np.inf),
         exact=exact,

@@ -16,7 +16,7 @@ from refmoe.numbers_as_text import VALUE_DTYPES, bits_text, compared_text
 
 
 @dataclass(frozen=True, eq=False)
-class Interval:
+class BoundInterval:
     """Where each output must lie.
 
     Attributes:
@@ -54,7 +54,7 @@ class Products:
     n: int
     offsets: NDArray[np.int64]
     poison: int
-    interval: Interval | None = None
+    interval: BoundInterval | None = None
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `refmoe.families.stages.Stage`."""

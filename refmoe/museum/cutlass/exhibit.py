@@ -6,4 +6,4 @@ from refmoe.museum.cutlass.faults import CUTLASS_FAULTS, faults_missing
 from refmoe.museum.cutlass.kernel import CUTLASS_GEMM, Cutlass
 from refmoe.museum.exhibit import Exhibit
 
-EXHIBIT = Exhibit(CUTLASS_GEMM, Cutlass, CUTLASS_FAULTS, faults_missing)
+EXHIBIT = Exhibit(CUTLASS_GEMM, Cutlass, CUTLASS_FAULTS, faults_missing, partly=True)

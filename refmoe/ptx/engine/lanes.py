@@ -15,7 +15,6 @@ import numpy as np
 
 from refmoe.ptx.engine.order.strong import Order
 from refmoe.ptx.engine.order.witness import RaceWitness
-from refmoe.ptx.engine.tracer import Tracer
 from refmoe.ptx.errors import Index3, LaneError, MisuseError, RaceError, StepBudgetExceeded
 from refmoe.ptx.grid import Grid, index_in
 from refmoe.ptx.native import order
@@ -30,6 +29,28 @@ from refmoe.ptx.text.syntax import Instruction
 Array = Any
 E = TypeVar("E", bound=LaneError)
 P = TypeVar("P")
+
+
+class Tracer:
+    """What lanes report of their synchronisation: barriers, phases, copies. This one listens to nothing.
+
+    `refmoe.ptx.observe.trace` has one that takes it down.
+    """
+
+    def mbarrier(self, kind: str, instruction: Instruction, lanes: Array, ids: Array, amounts: Array | int = 0) -> None:
+        """Each of `lanes` [n] did something to the object `ids` [n]."""
+
+    def completed(self, ids: Array) -> None:
+        """The present phases of objects `ids` [n] are complete."""
+
+    def woken(self, kind: str, lanes: Array) -> None:
+        """The parked lanes at which bool `lanes` [lanes of the machine] is on go on."""
+
+    def named(self, kind: str, instruction: Instruction | None, lanes: Array, numbers: Array | int) -> None:
+        """Lanes at which bool `lanes` [lanes of the machine] is on come to the named barrier `numbers`, or go on."""
+
+    def copies(self, kind: str, instruction: Instruction, lanes: Array, amounts: Array | int = 0) -> None:
+        """Copies of each of `lanes` [n], of so many bytes each."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +107,7 @@ class LaunchState:
         ticks: the clock.
         warnings: what was found that does not end the launch.
         schedule: what decides where PTX leaves a choice.
-        by_steps: whether threads take their steps one by one, see `refmoe.ptx.engine.single.thread_steps`.
+        by_steps: whether threads take their steps one by one, see `refmoe.ptx.engine.thread_steps`.
         following: what is known of undefined values, where they are followed, or None.
         exact: names of regions of which every access is kept, see `refmoe.ptx.engine.exact_races`.
         witness: who takes down all accesses of some regions, or None.

@@ -27,17 +27,16 @@ from refmoe.ptx.engine.code import Code, View
 from refmoe.ptx.engine.copies import Copies
 from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.frame import Frame
-from refmoe.ptx.engine.lanes import LaunchState
+from refmoe.ptx.engine.lanes import LaunchState, Tracer
 from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.engine.meetings import Meetings
 from refmoe.ptx.engine.native_state import NativeState
 from refmoe.ptx.engine.order.clocks import Clocks
 from refmoe.ptx.engine.order.strong import Strong
 from refmoe.ptx.engine.races import RaceShadow, refuse_early_exit
-from refmoe.ptx.engine.single.thread_steps import Runner, Steps
 from refmoe.ptx.engine.slow import Suspected, looks_for_unwritten
 from refmoe.ptx.engine.tensor.wgmma import Warpgroups
-from refmoe.ptx.engine.tracer import Tracer
+from refmoe.ptx.engine.thread_steps import Runner, Steps
 from refmoe.ptx.engine.turns import Turns
 from refmoe.ptx.engine.undefined.follower import UndefinedFollower
 from refmoe.ptx.errors import Deadlock, StepBudgetExceeded, Trap, WarpError

@@ -26,7 +26,7 @@ _WORD_SHIFT = 2
 _FIELD_BYTES = 8
 
 
-class Functions:
+class CopyFunctions:
     """The functions of the module, called with addresses."""
 
     def __init__(self) -> None:
@@ -38,9 +38,9 @@ class Functions:
 
 
 @cache
-def functions() -> Functions:
+def functions() -> CopyFunctions:
     """The one instance, made when first asked for."""
-    return Functions()
+    return CopyFunctions()
 
 
 def _text() -> str:

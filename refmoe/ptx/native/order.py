@@ -52,7 +52,7 @@ class OrderStatus(IntEnum):
     """A page has granules that are wider than the accesses, or none: see `Granules.refine`."""
 
 
-class Functions:
+class OrderFunctions:
     """The functions of the module, called with addresses."""
 
     def __init__(self) -> None:
@@ -65,9 +65,9 @@ class Functions:
 
 
 @cache
-def functions() -> Functions:
+def functions() -> OrderFunctions:
     """The one instance, made when first asked for."""
-    return Functions()
+    return OrderFunctions()
 
 
 def _text() -> str:

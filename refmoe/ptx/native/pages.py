@@ -95,7 +95,7 @@ def keep(module: Any) -> Any:
     return function
 
 
-class Functions:
+class PageFunctions:
     """What Python calls, with addresses: `forget(row, pages) -> bytes` clears all records of a region.
 
     The result is how much of them is resident.
@@ -108,9 +108,9 @@ class Functions:
 
 
 @cache
-def functions() -> Functions:
+def functions() -> PageFunctions:
     """The one instance, made when first asked for."""
-    return Functions()
+    return PageFunctions()
 
 
 def _text() -> str:

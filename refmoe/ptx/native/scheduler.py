@@ -62,7 +62,7 @@ class SchedulerStatus(IntEnum):
     """A warp has run as many blocks as it may."""
 
 
-class Functions:
+class SchedulerFunctions:
     """The functions of the module, called with addresses."""
 
     def __init__(self) -> None:
@@ -81,9 +81,9 @@ class Functions:
 
 
 @cache
-def functions() -> Functions:
+def functions() -> SchedulerFunctions:
     """The one instance, made when first asked for."""
-    return Functions()
+    return SchedulerFunctions()
 
 
 def _text() -> str:

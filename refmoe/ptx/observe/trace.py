@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from refmoe.errors import ArgumentError
+from refmoe.ptx.engine.lanes import Tracer
 from refmoe.ptx.engine.machine import Launch, Machine
-from refmoe.ptx.engine.tracer import Tracer
 from refmoe.ptx.errors import Index3
 from refmoe.ptx.observe.events import KINDS, TraceEvent
 from refmoe.ptx.observe.trace_view import render, render_timeline

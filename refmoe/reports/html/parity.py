@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from refmoe.reports import render
 from refmoe.reports.documents import PresentHash
 from refmoe.reports.html.heatmap import extent_text, heatmap_svg, key_text
-from refmoe.reports.html.section import Finding, Limits, Section, Table, capped, columns, cut
+from refmoe.reports.html.section import Limits, Section, ShownFinding, Table, capped, columns, cut
 from refmoe.reports.parity import CaseRecord, MutantRecord, Report
 
 SLOWEST = 12
@@ -100,12 +100,12 @@ def _spread(failing: Sequence[CaseRecord]) -> list[CaseRecord]:
     return [case for each in rounds for case in each if case is not None]
 
 
-def _finding(case: CaseRecord, limits: Limits) -> Finding:
+def _finding(case: CaseRecord, limits: Limits) -> ShownFinding:
     maps = case.maps or []
     facts = [("launched", launch) for launch in case.launches[:4]]
     facts += [("input SHA-256", case.input_sha256)] if case.input_sha256 else []
     facts += [("made of", case.made_of)] if case.made_of else []
-    return Finding(
+    return ShownFinding(
         case.verdict.value,
         case.id,
         cut(case.finding, limits.message),

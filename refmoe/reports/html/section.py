@@ -97,7 +97,7 @@ def capped(
 
 
 @dataclass(frozen=True)
-class Finding:
+class ShownFinding:
     """A failing case.
 
     Attributes:
@@ -142,7 +142,7 @@ class Section:
     facts: Sequence[tuple[str, str]]
     reason: str = ""
     groups: Sequence[Group] = ()
-    findings: Sequence[Finding] = ()
+    findings: Sequence[ShownFinding] = ()
     tables: Sequence[Table] = ()
     pictures: Sequence[tuple[str, Markup]] = ()
     cases: Sequence[CaseRecord] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from refmoe.bench.tiles.flow import FlowError, Loop, blocks_of, dominators, frequencies, loops
+from refmoe.bench.tiles.flow import FlowError, SassLoop, blocks_of, dominators, frequencies, loops
 
 
 def _text(*lines: str) -> str:
@@ -53,7 +53,7 @@ def test_a_block_is_dominated_by_what_no_way_goes_around() -> None:
 
 def test_loops_are_those_of_back_edges_and_the_outermost_comes_first() -> None:
     found = loops([block.successors for block in blocks_of(LOOP)])
-    assert found == [Loop(1, (1, 2, 3, 4, 5, 7, 8)), Loop(4, (4,)), Loop(7, (7,))]
+    assert found == [SassLoop(1, (1, 2, 3, 4, 5, 7, 8)), SassLoop(4, (4,)), SassLoop(7, (7,))]
 
 
 def test_a_jump_into_the_middle_of_a_circle_makes_no_loop() -> None:

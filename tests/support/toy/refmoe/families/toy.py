@@ -101,4 +101,5 @@ TOY = Family(
     contract=Contract(inputs=("x",), outputs={"out": "float32"}, settings={"sign": "sign"}),
     sources=("toy",),
     host=("refmoe.cuda.toy",),
+    invariance="A toy has no tokens.",
 )
