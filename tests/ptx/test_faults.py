@@ -87,7 +87,9 @@ class Copy:
 
     folder: Path
 
-    def run(self, tests: list[str], cache: Path, limit: int = LIMIT, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, tests: list[str], cache: Path, limit: int = LIMIT, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run tests of the copy in a process of their own."""
         own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHONDONTWRITE"))}
         own |= {"PYTHONPATH": str(self.folder), "REFMOE_CACHE_DIR": str(cache)}
