@@ -80,6 +80,13 @@ def test_an_ignored_source_is_not_read(operand: str) -> None:
     np.testing.assert_array_equal(copied(body), expected)
 
 
+def test_a_copy_of_nothing_writes_zeros() -> None:
+    # Nobody looks again at bytes that seem unwritten.
+    checks = ptx.Checks(undefined=False)
+    rows = copied(f"mov.u32 %r21, 0; cp.async.cg.shared.global [%r3], [%d3], 16, %r21; {WAIT}", checks=checks)
+    assert rows.tolist() == [[0] * 4] * 32
+
+
 def test_a_guarded_copy_leaves_the_rest_alone() -> None:
     body = f"""
         mov.u32 %r20, 7; st.shared.v4.u32 [%r3], {{%r20, %r20, %r20, %r20}};

@@ -442,6 +442,44 @@ def test_a_barrier_that_is_waited_for_is_in_use() -> None:
         started(body, count=1)
 
 
+def test_one_instruction_arrives_elsewhere_at_each_turn() -> None:
+    # Lane 0 arrives at one barrier twice, the others at one barrier and then at the next.
+    body = f"""
+        @!%p9 mbarrier.init.shared.b64 [bar+8], 31; @!%p9 mbarrier.init.shared.b64 [bar+16], 31; bar.sync 0;
+        mov.u32 %r10, 0; min.u32 %r12, %r1, 1; mul.wide.u32 %d7, %r12, 8;
+        mov.u64 %d6, bar; cvta.shared.u64 %d6, %d6; add.u64 %d6, %d6, %d7;
+    AGAIN:
+        mbarrier.arrive.b64 %d5, [%d6];
+        add.u64 %d6, %d6, %d7;
+        add.u32 %r10, %r10, 1; setp.lt.u32 %p3, %r10, 2; @%p3 bra AGAIN;
+        bar.sync 0;
+        {parity("%r20", 0)}
+        mbarrier.test_wait.parity.shared.b64 %p1, [bar+8], 0; {SEEN.format(register="%r12")}
+        mbarrier.test_wait.parity.shared.b64 %p1, [bar+16], 0; {SEEN.format(register="%r13")}
+        shl.b32 %r12, %r12, 1; shl.b32 %r13, %r13, 2; or.b32 %r20, %r20, %r12; or.b32 %r20, %r20, %r13;
+    """
+    assert started(body, 2).tolist() == [7] * 32
+
+
+def test_a_barrier_that_is_made_anew_is_another_one() -> None:
+    # Warp 1 has arrived at the first one. Nothing orders the second one before its next arrival.
+    body = """
+        shr.u32 %r12, %r1, 5; mov.u32 %r10, 0; and.b32 %r13, %r1, 31; setp.ne.u32 %p4, %r12, 0;
+        setp.ne.u32 %p5, %r13, 0;
+    AGAIN:
+        setp.ne.u32 %p6, %r10, 1; @%p6 bra ARRIVE;
+        bar.sync 0;
+        @!%p9 mbarrier.inval.shared.b64 [bar]; @!%p9 mbarrier.init.shared.b64 [bar], 32;
+        @!%p4 bra END;
+    ARRIVE:
+        @%p4 mbarrier.arrive.shared.b64 _, [bar];
+        add.u32 %r10, %r10, 1; setp.lt.u32 %p3, %r10, 2; @%p3 bra AGAIN;
+    END: mov.u32 %r20, 0;
+    """
+    with pytest.raises(ptx.RaceError, match="write-read race"):
+        started(body, 32, 64)
+
+
 def test_memory_of_a_barrier_is_free_after_inval() -> None:
     body = """
         @!%p9 mbarrier.inval.shared.b64 [bar];
