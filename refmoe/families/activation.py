@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.case import Shape, refused, word
+from refmoe.families.case import MULTIPROCESSORS, Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
 from refmoe.families.expand import LAYOUT
 from refmoe.families.extents import mxfp8_grouped
@@ -452,6 +452,14 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", LOOPING_ROWS, 32, 8)
     yield _case("gaussian", 2, 8224, 2, bias="distinct")  # a row wider than a CTA, by one block
     yield _case("gaussian", 3, 8224, 2, variant="silu")
+    for variant in VARIANT.words:
+        # Such rows, two for each CTA; and CTAs whose few rows belong to several experts, some of which have none.
+        yield _case("fingerprint", 66, 8224, 2, variant=variant, multiprocessors=1)
+        params = "distinct" if variant == "gpt_oss" else "none"
+        few: dict[str, Any] = {"variant": variant, "params": params, "multiprocessors": 1}
+        yield _case("gaussian", 300, 96, 150, bias="distinct", **few)
+        # As many experts as Kimi K2 has, a row at each: more than a byte counts.
+        yield _case("gaussian", 384, 32, 384, routing="all-one-token", bias="distinct", **few)
     yield _case("gaussian", 0, 2880, 8)
     yield from _every_entry()
     yield _case("gaussian", 5, 64, 3, routing="empty-experts", poison=0)  # the fill's default
@@ -551,7 +559,10 @@ ACTIVATION = Family(
     dtypes=("bf16",),
     sizes="mke",
     fills=GATE_FILLS,
-    options=(VARIANT, MODE, EDGE, LAYOUT, GATE_PARAMS, GATE_BIAS, ROUTING, *RANKS, ROWS_BEFORE, POISON, WRONG),
+    options=(
+        *(VARIANT, MODE, EDGE, LAYOUT, GATE_PARAMS, GATE_BIAS),
+        *(ROUTING, *RANKS, MULTIPROCESSORS, ROWS_BEFORE, POISON, WRONG),
+    ),
     inputs=gate_inputs,
     expect=_expect,
     run=_run,

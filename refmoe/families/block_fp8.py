@@ -9,7 +9,7 @@ magnitudes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.case import Shape, refused, word
+from refmoe.families.case import MULTIPROCESSORS, Shape, refused, word
 from refmoe.families.extents import BLOCK_FP8_TILE
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
@@ -376,9 +376,13 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
 
 
 def _far(case: Case) -> Layout:
-    """Where rows lie in the kernel's buffers, with a scale for each 1x128 of them."""
-    k, format = case.shape.k, _FORMATS[case.dtype]
-    return of_rows(case, {"x": k * format.bits // 8, "codes": k, "scales": 4 * -(-k // BLOCK_FP8["1x128"].columns)})
+    """Where rows lie in the kernel's buffers, with a scale for each 1x128 of them, or for 128 rows of such."""
+    k, format, columns = case.shape.k, _FORMATS[case.dtype], -(-case.shape.k // BLOCK_FP8["1x128"].columns)
+    rows = of_rows(case, {"x": k * format.bits // 8, "codes": k, "scales": 4 * columns})
+    if case.block == "1x128":
+        return rows
+    tiles = int(case.rows_before) // BLOCK_FP8_TILE * columns
+    return replace(rows, bytes_before={**rows.bytes_before, "scales": 4 * tiles}, tiles_before=tiles)
 
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
@@ -399,8 +403,8 @@ def _check(case: Case) -> None:
     if case.block == "128x128" and case.layout != "k_major":
         raise refused("layout", case.layout, "k_major with block=128x128: weights have no other")
     check_before(case)
-    if case.rows_before and (case.block, case.layout) != ("1x128", "k_major"):
-        raise refused("rows_before", str(case.rows_before), "block=1x128 and layout=k_major with it")
+    if case.rows_before and case.layout != "k_major":
+        raise refused("rows_before", str(case.rows_before), "layout=k_major with it")
 
 
 # --- cases ----------------------------------------------------------------------------------------------------------
@@ -469,11 +473,14 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 3, k, block="128x128", dtype="f32")
     yield _case("fingerprint", 65_600, 32, layout="mn_major")
     yield _case("fingerprint", 3, 64, rows_before=FAR_ROWS)  # pieces past 2^31
+    yield _case("fingerprint", 5, 256, block="128x128", rows_before=FAR_ROWS // 4)
     yield _case("fingerprint", LOOPING_ROWS, 32)
     yield _case("fingerprint", 1, _LOOPING_TILES * 128, block="128x128", dtype="f32")
     yield _case("fingerprint", 3, 8224, layout="mn_major")  # a row wider than a CTA, by a quarter of a tile
+    yield _case("fingerprint", 66, 8224, multiprocessors=1)  # and more of them than CTAs
     for block in BLOCK_FP8:
         yield _case("gaussian", 0, 2880, block=block)
+    yield _case("fingerprint", 300, 1312, block="128x128", multiprocessors=1)  # a CTA has several tiles
     # Each entry has machine code of its own: each meets every fill, those of 1x128 in a case above.
     for dtype, fill in product(_DTYPES, _FILLS):
         for policy, scales in _variants(fill):
@@ -533,6 +540,7 @@ BLOCK_FP8_QUANTIZE = Family(
         word("policy", *POLICIES, fixed=True),
         word("scales", *SCALES, fixed=True),
         word("layout", *LAYOUTS, fixed=True),
+        MULTIPROCESSORS,
         ROWS_BEFORE,
         POISON,
         WRONG,

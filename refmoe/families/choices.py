@@ -29,6 +29,9 @@ ROUTINGS: Mapping[str, str] = MappingProxyType(
 
 ROUTING = word("routing", *ROUTINGS)
 
+#: Where a token may have an expert twice: every second choice is the one before it again.
+TWICE = "twice"
+
 #: Experts are numbered over all `ranks`, `e` on each, and the kernel's own start at `first_expert`.
 RANKS = (number("first_expert"), number("ranks", 1))
 
@@ -74,6 +77,8 @@ def expert_ids(case: Case) -> NDArray[np.int32]:
     elif case.routing == "elsewhere":
         experts = experts[(experts < case.first_expert) | (experts >= case.first_expert + case.shape.e)]
     chosen = _shuffled(case, np.tile(experts, (m, 1)))[:, :t]
+    if case.routing == TWICE:
+        chosen[:, 1::2] = chosen[:, : t // 2 * 2 : 2]
     if case.routing == "padded":
         chosen[m - m // 3 :] = total + np.arange(t)
     return np.ascontiguousarray(chosen).astype(np.int32)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
-from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
+from refmoe.families.choices import RANKS, ROUTINGS, TWICE, check_choices, expert_ids
 from refmoe.families.extents import ELEMENT_BYTES
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs, needs_k
 from refmoe.families.far import EXPERTS_BEFORE, Layout, check_before, far_device, lacks_memory
@@ -291,11 +291,10 @@ def _inputs(case: Case) -> Inputs:
     data: Operands = _FILLS[case.fill].make(
         Draw("dp4a", case.fill, case.seed), Size(rows, shape.e, shape.n, shape.k // _BLOCK)
     )
-    row_of_choice = build_permutation(ids, shape.e, case.first_expert).unpermuted_to_permuted
+    row_of_choice = _row_of_choice(case, ids)
     d = data.d.copy()
     if case.inputs == "choice":
-        used = row_of_choice if case.map == "permuted" else np.flatnonzero(row_of_choice >= 0)
-        d[np.setdiff1d(np.arange(rows), used)] = 0x7E01
+        d[np.setdiff1d(np.arange(rows), row_of_choice)] = 0x7E01
     alpha = bias = None
     if case.alpha == "edges":
         alpha = np.resize(_EDGE_ALPHAS, shape.e)
@@ -313,7 +312,7 @@ def _inputs(case: Case) -> Inputs:
         "weights": data.weights,
         "weight_scales": data.scales,
         "topk_ids": ids,
-        "row_of_choice": row_of_choice if case.map == "permuted" else None,
+        "row_of_choice": None if case.map == "none" else row_of_choice,
         "alpha": alpha,
         "bias": bias,
     }
@@ -347,11 +346,22 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
 
 def _owners(case: Case, inputs: Inputs) -> NDArray[np.int32]:
     """The choice of each output row, -1 for none."""
-    here = build_permutation(inputs["topk_ids"], case.shape.e, case.first_expert).unpermuted_to_permuted
+    here = _row_of_choice(case, inputs["topk_ids"])
     choices = np.flatnonzero(here >= 0).astype(np.int32)
     owners = np.full(here.size, -1, np.int32)
-    owners[here[choices] if case.map == "permuted" else choices] = choices
+    owners[here[choices]] = choices
     return owners
+
+
+def _row_of_choice(case: Case, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The row of each choice, -1 for those of other ranks and for those that are dropped."""
+    if case.map == "none":
+        local = ids.T.reshape(-1) - case.first_expert
+        return np.where((local >= 0) & (local < case.shape.e), np.arange(ids.size), -1).astype(np.int32)
+    rows: NDArray[np.int32] = build_permutation(ids, case.shape.e, case.first_expert).unpermuted_to_permuted
+    if case.map == "dropped":
+        rows[::3] = -1
+    return rows
 
 
 def _far(case: Case) -> Layout:
@@ -425,6 +435,21 @@ def _default() -> Iterator[Case]:
             yield _case(fill, 7 - number, 96, 9, 7, 3, dtype=dtype, alpha="edges", bias=bias, inputs="choice")
     for dtype in ("f32", "bf16"):
         yield _case("overflow", 8, 96, 9, 3, 1, dtype=dtype)
+    # More choices than the 32 of which a warp asks at once which expert they name: two windows of them, and as many as
+    # there may be, whose experts have choices in all windows.
+    yield _case("fingerprint", 8, 64, 8, 40, 8, bias="distinct", map="permuted")
+    yield _case("fingerprint", 7, 96, 8, 33, 9, first_expert=33, ranks=2, alpha="distinct", inputs="choice")
+    # A token's two choices of one expert, whose activation is held from the one to the other, all of it or not.
+    yield _case("fingerprint", 3, 96, 9, 5, 4, routing="twice", bias="distinct")
+    yield _case("cancelling", 2, 7168, 9, 5, 2, routing="twice")
+    # Choices without a row, the first of an expert and later ones.
+    yield _case("fingerprint", 7, 96, 9, 5, 3, map="dropped", bias="distinct")
+    yield _case("gaussian", 3, 416, 9, 4, 2, dtype="bf16", map="dropped", inputs="choice")
+    yield _case("fingerprint", 6, 64, 8, 13, 6, alpha="distinct")
+    # The last of four ranks, of which a token chooses more experts than each has.
+    yield _case("fingerprint", 7, 96, 8, 3, 5, first_expert=9, ranks=4, alpha="distinct", bias="distinct")
+    for m in (4, 8):
+        yield _case("fingerprint", m, 64, 9, 34, 32, dtype="bf16", inputs="choice", map="permuted")
     for n in (7, 8, 9, 15, 16, 17):  # a CTA's weight rows, and one less and more
         yield _case("fingerprint", 2, 96, n, 99, 3, alpha="distinct")
     # Bytes of weights past 2^31.
@@ -503,9 +528,9 @@ DP4A_GEMV = Family(
     sizes="mknet",
     fills=_FILLS,
     options=(
-        *(word("inputs", "token", "choice"), word("map", "none", "permuted")),
+        *(word("inputs", "token", "choice"), word("map", "none", "permuted", "dropped")),
         *(word("alpha", "none", "distinct", "edges"), word("bias", "none", "distinct", "tiny")),
-        *(ROUTING, *RANKS, EXPERTS_BEFORE, POISON, WRONG),
+        *(word("routing", *ROUTINGS, TWICE), *RANKS, EXPERTS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,

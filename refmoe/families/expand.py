@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.case import Shape, refused, word
+from refmoe.families.case import MULTIPROCESSORS, Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
+from refmoe.families.expand_fills import EDGE_CHANNELS, EXPAND_FILLS, LARGE_CHANNELS, ROW_FILLS, random_bytes
 from refmoe.families.extents import ELEMENT_BYTES, grouped_scales, mxfp8_grouped
-from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, behind, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.nvfp4 import NVFP4_FILLS, doubt_nvfp4
 from refmoe.families.quantize import (
@@ -24,13 +25,11 @@ from refmoe.families.quantize import (
     EXHAUSTIVE,
     FAR_ROWS,
     FILE_OPTIONS,
-    FILLS,
     INPUT_FORMATS,
     LOOPING_ROWS,
     MODE,
     MODELS,
     PLAIN,
-    InputFormat,
     check_file,
     make_input,
     settings_of,
@@ -84,93 +83,10 @@ class RowScales:
         return f"row {index}, token {token} rank {rank}: {values}", ""
 
 
-def _random_bytes(case: Case) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Codes [m, k] and scales [m, k/32] of uniform bytes."""
-    draw, (m, k) = Draw("bytes", case.seed), (case.shape.m, case.shape.k)
-    codes, scales = (draw.integers(256, (m, width)).astype(np.uint8) for width in (k, k // MX_BLOCK))
-    return codes, scales
-
-
-def _row_maxima(draw: Draw, m: int) -> NDArray[np.float64]:
-    """A largest magnitude 448 * 2^s for each row, s different from the neighbours'."""
-    return np.ldexp(448.0, (5 * np.arange(m) + int(draw.integers(7, (1,))[0])) % 13 - 9)
-
-
-def _row_ties(format: InputFormat, draw: Draw, m: int, k: int) -> NDArray[np.uint16]:
-    """Elements on a tie of E4M3 after scaling, and one input ulp beside it, in rows with scales of their own."""
-    maxima = _row_maxima(draw, m)[:, None]
-    codes = E4M3.values()[: E4M3.max_code + 1]
-    ties = ((codes[:-1] + codes[1:]) / 2)[draw.integers(E4M3.max_code, (m, k))]
-    patterns = format.patterns(ties * (maxima / 448)).astype(np.int64)
-    patterns += np.where(patterns == 0, 0, np.array([0, 0, 1, -1])[draw.integers(4, (m, k))])
-    # The first row's largest is its last element, the others' lie further and further to the left.
-    patterns[np.arange(m), (-1 - 37 * np.arange(m)) % k] = format.patterns(maxima[:, 0])
-    return np.asarray(patterns.astype(np.uint16) | draw.signs((m, k)))
-
-
-def _row_scales(format: InputFormat, draw: Draw, m: int, k: int) -> NDArray[np.uint16]:
-    """Normal values in rows whose largest magnitudes run through mantissas and binades."""
-    scale = np.ldexp(1 + draw.integers(128, (m, 1)) / 128, (5 * np.arange(m)[:, None]) % 17 - 8)
-    return format.patterns(draw.normal((m, k)) * scale)
-
-
-def _generated(name: str, catches: str, generator: Callable[..., NDArray[np.uint16]], limits: Limits) -> Fill:
-    def make(case: Case, dtype: str) -> NDArray[Any]:
-        format = INPUT_FORMATS[dtype]
-        draw = Draw("expand", name, dtype, case.seed)
-        return generator(format, draw, case.shape.m, case.shape.k).view(format.dtype)
-
-    return Fill(name, catches, make, limits)
-
-
-_ROW_FILLS = (
-    _generated(
-        "row-ties",
-        "of FP8 under one scale: round toward zero, half away; a neighbour's scale",
-        _row_ties,
-        Limits(zeros=0.4, reason="codes are drawn evenly; under one scale for all tokens small rows lie lower"),
-    ),
-    _generated(
-        "row-scales",
-        "of FP8 under one scale: any wrong scale of a token; a scale that another row has",
-        _row_scales,
-        Limits(zeros=0.2, reason="rows are normal values"),
-    ),
-)
-
-
-def _of_nvfp4(name: str) -> Fill:
-    """A fill of NVFP4 quantization under a name of its own."""
-    return replace(NVFP4_FILLS[name], name=f"nvfp4-{name}", catches=f"of NVFP4: {NVFP4_FILLS[name].catches}")
-
-
-#: Of it the factors of channels are zero, of either sign, subnormal, negative, and an ulp to either side of 1.
-_EDGE_CHANNELS = "edge-channels"
-
-_FILLS = Fill.by_name(
-    *FILLS.values(),
-    replace(
-        FILLS["gaussian"],
-        name=_EDGE_CHANNELS,
-        catches="a factor of a channel that is flushed, or whose sign or last bit is lost",
-        limits=Limits(zeros=0.7, scales=1, reason="five channels of nine are zero or subnormal"),
-    ),
-    *map(_of_nvfp4, ("rne-ties", "scale-ties", "scale-bytes", "fingerprint")),
-    *_ROW_FILLS,
-    Fill(
-        "bytes",
-        "a code or a scale that is changed on its way",
-        _random_bytes,
-        # 2 codes in 256 are zeros, 2 NaN, 2 saturated.
-        Limits(zeros=0.05, saturated=0.05, nans=0.05, scales=32, reason="the bytes are uniform"),
-    ),
-)
-
-
 def _ready(case: Case) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """The case's input as MXFP8 codes [m, k] and linear scales [m, k/32]."""
     if case.fill == "bytes":
-        return _random_bytes(case)
+        return random_bytes(case)
     quantized = quantize_mxfp8(make_input(case, "bf16"))
     return quantized.codes, quantized.scales
 
@@ -186,7 +102,7 @@ def _inputs(case: Case) -> Inputs:
     }
     routed |= {"encode_scale": None, "prescale": None}
     if case.dtype != "mxfp8":
-        x = _FILLS[case.fill].make(case, case.dtype)
+        x = EXPAND_FILLS[case.fill].make(case, case.dtype)
         return {"x": x, "input_sf": None, **routed, **_factors(case, x)}
     codes, scales = _ready(case)
     if case.input_sf == "none" or case.output == "copy":
@@ -200,11 +116,17 @@ def _inputs(case: Case) -> Inputs:
 def _factors(case: Case, x: NDArray[Any]) -> dict[str, Any]:
     """The factor of the tensor and those of the channels, for the outputs that take them."""
     found: dict[str, Any] = {}
-    if case.prescale == "channel" and case.fill == _EDGE_CHANNELS:
+    if case.prescale == "channel" and case.fill == EDGE_CHANNELS:
         format, width = INPUT_FORMATS[case.dtype], case.shape.k
         least, one = 1 << format.mantissa_bits, format.bias << format.mantissa_bits
         kinds = np.array([one, 0, one + 1, 1, 0x8000, one - 1, 0x8000 | one, least - 1, 0x8001], np.uint16)
         found["prescale"] = kinds[np.arange(width) % kinds.size].view(format.dtype)
+        x = prescaled(x, found["prescale"])
+    elif case.prescale == "channel" and case.fill == LARGE_CHANNELS:
+        # Half of the largest number: of a channel with it what is larger than 2 becomes an infinity, the rest does not.
+        format, channels = INPUT_FORMATS[case.dtype], np.arange(case.shape.k)
+        large, one = ((1 << format.exponent_bits) - 2) << format.mantissa_bits, format.bias << format.mantissa_bits
+        found["prescale"] = np.where(channels % 37 == 5, large, one).astype(np.uint16).view(format.dtype)
         x = prescaled(x, found["prescale"])
     elif case.prescale == "channel":
         # Of every mantissa, over eight binades: a product has twice the bits of its type.
@@ -255,11 +177,11 @@ def _expect_as(case: Case, inputs: Inputs) -> Expectation:
     sources = expanded.permuted_to_unpermuted
     stage = Codes("codes", codes.shape, None, used, offsets, sources, case.shape.m)
     _, first = np.unique(sources[:used] % max(case.shape.m, 1), return_index=True)
-    limits = _FILLS[case.fill].limits
+    limits = EXPAND_FILLS[case.fill].limits
     if case.output == "nvfp4":
         assert expanded.scales is not None
-        limits = NVFP4_FILLS.get(case.fill.removeprefix("nvfp4-"), _FILLS[case.fill]).limits
-        if case.prescale != "none":
+        limits = NVFP4_FILLS.get(case.fill.removeprefix("nvfp4-"), EXPAND_FILLS[case.fill]).limits
+        if case.prescale != "none" and case.fill != LARGE_CHANNELS:
             limits = replace(limits, zeros=0.6, reason="channels differ by eight binades")
         scales = GroupedScales("scales", case.layout, offsets, case.shape.k // NVFP4.block, UE4M3)
         linear = scales.linear(expanded.scales)
@@ -291,7 +213,7 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     tokens = sources[:used] % max(case.shape.m, 1)
     _, first = np.unique(tokens, return_index=True)
     copied = case.input_sf != "none"
-    doubt = doubt_codes(expanded.codes[first], linear[first], _FILLS[case.fill].limits, scales_copied=copied)
+    doubt = doubt_codes(expanded.codes[first], linear[first], EXPAND_FILLS[case.fill].limits, scales_copied=copied)
     return Expectation({"codes": expanded.codes, "scales": expanded.scales}, (codes, terms), doubt)
 
 
@@ -357,6 +279,8 @@ def _check(case: Case) -> None:
         raise refused("input_sf", case.input_sf, "dtype mxfp8 with it: other input has no scales")
     if case.output != "nvfp4" and case.global_scale != "tensor":
         raise refused("global_scale", case.global_scale, f"output nvfp4 with it: {case.output} has no global scale")
+    if case.shape.k % MX_BLOCK and not (case.fill in _ROW_FILL_NAMES or case.fill.startswith("nvfp4-")):
+        raise refused("shape", str(case.shape), f"a k that is a multiple of {MX_BLOCK} for the fill {case.fill}")
     if case.output != "mxfp8":
         _check_output(case)
     elif case.prescale != "none":
@@ -370,7 +294,7 @@ def _check(case: Case) -> None:
 
 #: Outputs that are computed, so that a factor may come first.
 _COMPUTED = tuple(output for output in OUTPUTS if output != "copy")
-_ROW_FILL_NAMES = tuple(fill.name for fill in _ROW_FILLS)
+_ROW_FILL_NAMES = tuple(fill.name for fill in ROW_FILLS)
 
 
 def _check_output(case: Case) -> None:
@@ -473,14 +397,26 @@ def _default_as() -> Iterator[Case]:
     yield _case("real", 2, 2880, 128, 4, output="nvfp4", global_scale="expert")
     yield _case("nvfp4-fingerprint", 3, 8224, 8, 2, output="nvfp4", global_scale="expert")
     yield _case("row-scales", LOOPING_ROWS, 544, 8, 1, output="fp8_token")  # two warps, several tokens a CTA
+    yield _case("tiny", 24, 32, 8, 2, output="fp8_token")  # tokens that have nothing but subnormal numbers
     for output in ("fp8_token", "fp8_tensor"):
         for fill in ("row-scales", "gaussian"):
             yield _case(fill, 33, 416, 8, 2, output=output)
     yield _case("bytes", 130, 416, 16, 3, dtype="mxfp8", output="copy")
+    yield _case("nvfp4-fingerprint", 48, 32, 384, 8, output="nvfp4", global_scale="expert", routing="all-one-token")
+    # Of FP8 under one scale an infinity and the largest number have one code.
+    for dtype, output in product(("bf16", "fp16"), ("nvfp4", "fp8_token")):
+        yield _case(LARGE_CHANNELS, 9, 416, 9, 2, output=output, prescale="channel", dtype=dtype)
     for dtype, output in product(("bf16", "fp16"), _COMPUTED[1:]):
         # Factors of zero, of either sign, subnormal, and an ulp to either side of 1.
-        yield _case(_EDGE_CHANNELS, 5, 416, 9, 2, output=output, prescale="channel", dtype=dtype)
+        yield _case(EDGE_CHANNELS, 5, 416, 9, 2, output=output, prescale="channel", dtype=dtype)
     for output, fill in _FILL_OF.items():
+        # Rows of an odd number of pieces of 16 elements, and of one.
+        for k in (16, 48, 400):
+            yield _case("row-ties" if output == "copy" else fill, 5, k, 6, 2, output=output, dtype="fp16")
+        # More choices than two rounds of a group's lanes; more experts than a byte counts, as Kimi K2 has.
+        yield _case(fill, 2, 96, 25, 20, output=output)
+        yield _case(fill, 48, 32, 384, 8, output=output, routing="all-one-token")
+        yield _case(fill, 66, 8224, 3, 1, output=output, multiprocessors=1)  # wider than a CTA, and more than CTAs
         yield _case(fill, 5, 64, 3, 1, output=output, rows_before=FAR_ROWS)
         for rows in (127, 128, 129):
             yield _case(fill, rows, 96, 99, 1, output=output, routing="same-experts", poison=0x7F)
@@ -509,6 +445,14 @@ def _default() -> Iterator[Case]:
         yield _case("exhaustive-element", 128, 2880, 8, 1, mode=mode, edge=edge)
     yield _case("fingerprint", LOOPING_ROWS, 32, 8, 2)
     yield _case("wide-range", 3, 8224, 8, 2)  # a row wider than a CTA, by one block
+    yield _case("wide-range", 66, 8224, 3, 1, multiprocessors=1)  # such rows, and more of them than CTAs
+    # The last of four ranks, of which a token chooses more experts than each has.
+    for output, fill in (("mxfp8", "fingerprint"), *_FILL_OF.items()):
+        yield _case(fill, 7, 96, 3, 5, output=output, first_expert=9, ranks=4)
+    yield _case("nvfp4-fingerprint", 7, 96, 3, 5, output="nvfp4", global_scale="expert", first_expert=9, ranks=4)
+    # More choices than two rounds of a group's lanes; more experts than a byte counts, as Kimi K2 has.
+    yield _case("fingerprint", 2, 96, 25, 20)
+    yield _case("fingerprint", 48, 32, 384, 8, routing="all-one-token")
     yield _case("gaussian", 0, 2880, 8, 2)
     for output in OUTPUT.words:  # the fill's default
         fill = _FILL_OF.get(output, "fingerprint")
@@ -518,6 +462,8 @@ def _default() -> Iterator[Case]:
             yield _case(fill, 130, 416, 16, 3, dtype="mxfp8", input_sf=input_sf, poison=0x7F)
         yield _case("bytes", 3, 8224, 8, 2, dtype="mxfp8", input_sf=input_sf)
         yield _case("bytes", LOOPING_ROWS, 32, 8, 2, dtype="mxfp8", input_sf=input_sf)
+    # More tokens than an atom of their scales has rows, whose scale columns need no padding.
+    yield _case("bytes", 130, 128, 8, 2, dtype="mxfp8", input_sf="128x4")
     for rows in (127, 128, 129):  # an atom of scales of one expert, and a row less and more
         yield _case("fingerprint", rows, 128, 99, 1, routing="same-experts", poison=0x7F)
     for k in (96, 128, 160, 480, 512, 544):  # a group's elements and a warp's, and a block less and more
@@ -654,7 +600,7 @@ EXPAND = Family(
     about="Tokens in the order of their experts, one row for each choice, quantized to MXFP8, NVFP4 or FP8, or copied.",
     dtypes=("bf16", "fp16", "mxfp8"),
     sizes="mket",
-    fills=_FILLS,
+    fills=EXPAND_FILLS,
     options=(
         MODE,
         EDGE,
@@ -665,6 +611,7 @@ EXPAND = Family(
         GLOBAL_SCALE,
         ROUTING,
         *RANKS,
+        MULTIPROCESSORS,
         ROWS_BEFORE,
         POISON,
         WRONG,
@@ -695,4 +642,5 @@ EXPAND = Family(
     host=("refmoe.cuda.expand",),
     check=_check,
     lacks=lacks_memory,
+    block=NVFP4.block,
 )

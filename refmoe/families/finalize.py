@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.activation import POISONED_BF16
-from refmoe.families.case import Shape, word
+from refmoe.families.case import MULTIPROCESSORS, Shape, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.extents import sum_extents
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
@@ -261,6 +261,9 @@ def doubt_sums(case: Case, maps: NDArray[np.int32], sums: NDArray[Any], limits: 
     return doubt_values(sums[present].astype(np.float32), limits)
 
 
+#: Columns of a lane: the width of a row is a multiple of it.
+COLUMNS = 8
+
 #: Rows of 32 elements behind which these number 2^31.
 FAR_SUMS = 1 << 26
 
@@ -340,6 +343,8 @@ def _default() -> Iterator[Case]:
     for fill, dtype in product(EDGE_SUMS, _DTYPES):
         yield _case(fill, 9, 160, 8, 3, dtype=dtype, out="f32", poison=0x7F)
         yield _case(fill, 9, 160, 8, 3, dtype=dtype, bias="tiny" if fill != "overflow" else "none")
+    for k in (8, 24, 264, 1000):  # of a lane's columns, but of no block
+        yield _case("gaussian", 3, k, 6, 2, bias="distinct", dtype="f32" if k % 3 else "bf16")
     for k in (224, 256, 288, 4064, 4096, 4128):  # a warp's slice and sixteen of them, and a block less and more
         yield _case("gaussian", 2, k, 12, 3, bias="distinct")
     # More tokens than the resident warps of a slice, which then walk on: one slice, twelve of them, two in each entry.
@@ -353,6 +358,11 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 65_600, 32, 4, 1, bias="distinct", routing="same-experts")
     yield _case("gaussian", 2, 8224, 4, 3, dtype="f32")  # a row wider than two rounds of a CTA
     yield _case("cancelling", 3, 96, 40, 32)  # as many ranks as there may be
+    for dtype in _DTYPES:  # the last of four ranks, of which a token chooses more experts than each has
+        yield _case("gaussian", 7, 96, 3, 5, dtype=dtype, bias="distinct", first_expert=9, ranks=4)
+    # As many experts as Kimi K2 has, more than a byte counts; more slices than CTAs that would be resident.
+    yield _case("gaussian", 48, 32, 384, 8, bias="distinct", routing="all-one-token")
+    yield _case("gaussian", 9, 2880, 8, 2, bias="distinct", multiprocessors=1)
     yield _case("gaussian", 0, 2880, 8, 2)
     # Each entry has machine code of its own, with and without a bias: each meets every fill, in two rounds of ranks.
     for dtype, out, fill, bias in product(_DTYPES, _DTYPES, PLAIN_SUMS, ("none", "distinct")):
@@ -403,7 +413,10 @@ FINALIZE = Family(
     dtypes=_DTYPES,
     sizes="mket",
     fills=SUM_FILLS,
-    options=(word("out", *_DTYPES, fixed=True), SUM_BIAS, ROUTING, *RANKS, ROWS_BEFORE, POISON, WRONG),
+    options=(
+        *(word("out", *_DTYPES, fixed=True), SUM_BIAS),
+        *(ROUTING, *RANKS, MULTIPROCESSORS, ROWS_BEFORE, POISON, WRONG),
+    ),
     inputs=sum_inputs,
     expect=_expect,
     run=_run,
@@ -421,5 +434,6 @@ FINALIZE = Family(
     host=("refmoe.cuda.finalize",),
     check=check_sums_case,
     lacks=lacks_memory,
+    block=COLUMNS,
     group="moe",
 )

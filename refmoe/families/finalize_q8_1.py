@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.case import Shape, word
+from refmoe.families.case import MULTIPROCESSORS, Shape, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices
 from refmoe.families.extents import q8_1_rows
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
@@ -192,6 +192,11 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 65_600, 32, 4, 1, dtype="f32", bias="distinct", routing="same-experts")
     yield _case("gaussian", _LOOPING_TOKENS, 32, 8, 2, dtype="f32", bias="distinct")
     yield _case("cancelling", 3, 96, 40, 32)  # as many choices as there may be
+    # The last of four ranks, of which a token chooses more experts than each has.
+    yield _case("gaussian", 7, 96, 3, 5, bias="distinct", first_expert=9, ranks=4)
+    # Rows of several slices, more of them than CTAs; and as many experts as Kimi K2 has, more than a byte counts.
+    yield _case("gaussian", 24, 1120, 8, 2, dtype="f32", bias="distinct", multiprocessors=1)
+    yield _case("gaussian", 48, 32, 384, 8, bias="distinct", routing="all-one-token", multiprocessors=1)
     for quantizer in QUANTIZERS:
         yield _case("gaussian", 0, 2880, 8, 2, quantizer=quantizer)
         yield _case("gaussian", 9, 416, 8, 2, routing="padded", bias="distinct", quantizer=quantizer)
@@ -241,7 +246,7 @@ FINALIZE_Q8_1 = Family(
     fills=_FILLS,
     options=(
         word("quantizer", *QUANTIZERS, fixed=True),
-        *(SUM_BIAS, ROUTING, *RANKS, POISON, WRONG),
+        *(SUM_BIAS, ROUTING, *RANKS, MULTIPROCESSORS, POISON, WRONG),
     ),
     inputs=sum_inputs,
     expect=_expect,

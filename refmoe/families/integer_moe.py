@@ -242,6 +242,9 @@ def _default() -> Iterator[Case]:
     yield _case("real", 1, 384, 768, 8, 1, "llama_cpp")
     yield _case("gaussian", 8, 96, 32, 3, 2, "dp4a", routing="same-experts")
     yield _case("gaussian", 6, 96, 64, 4, 4, "dp4a", first_expert=4, ranks=3)
+    for path in PATH.words:  # the last of three ranks, of which a token chooses more experts than each has
+        yield _case("gaussian", 5, 96, 64, 3, 4, path, first_expert=6, ranks=3)
+    yield _staying("gaussian", 5, 96, 64, 3, 4, first_expert=6, ranks=3)
     yield _case("gaussian", 3, 96, 64, 4, 2, "llama_cpp", first_expert=4, ranks=2, routing="elsewhere")
     for number, path in enumerate(PATH.words):  # more experts than a power of two, and as many as DeepSeek-V3 has
         yield _case("gaussian", 3, 96, 32, 99, 5, path, params="distinct", first_expert=99 * number, ranks=2)

@@ -422,7 +422,7 @@ def _arguments(case: Case, inputs: Inputs) -> dict[str, Any]:
         "fc2_expert_biases": _down_bias(case),  # given to every rank
         "input_sf": scales,
         **{name: inputs[name] for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit")},
-        "tp_size": case.tp_rank + 1,
+        "tp_size": case.tp_rank + (2 if case.path == "separate" else 1),  # the size of the group decides nothing
         "tp_rank": case.tp_rank,
         "min_latency_mode": case.min_latency == "yes",
         "ep_size": case.ranks,
@@ -515,6 +515,9 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", m, _GPT_OSS, _GPT_OSS, 2, 1, "fused", routing="same-experts")
     yield _case("gaussian", 5, 96, 64, 3, 2, "ready", input_sf="128x4")
     yield _case("gaussian", 6, 96, 64, 4, 4, "fused", first_expert=4, ranks=3)  # a rank in the middle
+    # The last of three ranks: its first expert is not the number of its experts, of which a token chooses more.
+    for path in _PATHS:
+        yield _case("gaussian", 5, 96, 64, 3, 4, path, first_expert=6, ranks=3)
     yield _case("gaussian", 3, 96, 64, 4, 2, "fused", first_expert=4, ranks=2, routing="elsewhere")
     yield _case("gaussian", 4, 160, 96, 3, 2, "fused", mode="floor", edge="flashinfer", variant="silu")
     for m in (16, 40, 130):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.case import Shape, word
+from refmoe.families.case import MULTIPROCESSORS, Shape, word
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.quantize import (
@@ -338,6 +338,7 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", LOOPING_ROWS, 16, layout=layout)
         yield _case("wide-range", 3, 8208, layout=layout)  # a row wider than a CTA, by one block
         yield _case("gaussian", 0, 2880, layout=layout)
+        yield _case("wide-range", 66, 8208, layout=layout, multiprocessors=1)  # and more of them than CTAs
     yield _case("fingerprint", 5, 64, layout="128x4", poison=0)  # the fill's default
 
 
@@ -378,7 +379,10 @@ NVFP4_QUANTIZE = Family(
     dtypes=tuple(INPUT_FORMATS),
     sizes="mk",
     fills=NVFP4_FILLS,
-    options=(word("layout", "linear", "128x4", fixed=True), CALIBRATION, ROWS_BEFORE, POISON, WRONG, *FILE_OPTIONS),
+    options=(
+        *(word("layout", "linear", "128x4", fixed=True), CALIBRATION),
+        *(MULTIPROCESSORS, ROWS_BEFORE, POISON, WRONG, *FILE_OPTIONS),
+    ),
     inputs=_inputs,
     expect=_expect,
     run=_run,

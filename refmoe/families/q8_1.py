@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.case import Shape, word
+from refmoe.families.case import MULTIPROCESSORS, Shape, word
 from refmoe.families.extents import q8_1_rows
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
@@ -328,6 +328,7 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", _LOOPING_ROWS, 32)
     for dtype in DTYPES:  # as many elements as the host code takes, a little below 2^31
         yield _case("gaussian", 3, 64, dtype=dtype, rows_before=_FAR_ROWS)
+    yield _case("fingerprint", 70, 1056, multiprocessors=1)  # in several rounds of each CTA
     for k in (224, 256, 288, 1024):  # a warp's elements and a CTA's, and a block less and more
         for m in (31, 32, 33):
             yield _case("fingerprint", m, k, dtype="fp16", variant=VARIANTS[m % 2])
@@ -370,7 +371,7 @@ Q8_1_QUANTIZE = Family(
     dtypes=tuple(DTYPES),
     sizes="mk",
     fills=_FILLS,
-    options=(word("variant", *VARIANTS, fixed=True), ROWS_BEFORE, POISON, WRONG),
+    options=(word("variant", *VARIANTS, fixed=True), MULTIPROCESSORS, ROWS_BEFORE, POISON, WRONG),
     inputs=_inputs,
     expect=_expect,
     run=_run,

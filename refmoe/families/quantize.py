@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.case import Shape, refused, text, word
+from refmoe.families.case import MULTIPROCESSORS, Shape, refused, text, word
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
@@ -508,6 +508,7 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", rows, 96 + 32 * (rows - 7), layout="8x4", poison=0x7F)
     for rows in (127, 128, 129, 255, 256, 257):
         yield _case("fingerprint", rows, 128, layout="128x4", poison=0x7F)
+    yield _case("fingerprint", 17, 128, layout="8x4", poison=0x7F)
     for k in (480, 512, 544, 8160, 8192):  # a warp's elements and a CTA's, and a block less and more
         yield _case("wide-range", 2, k, layout="128x4")
     for layout in ("linear", "128x4"):
@@ -517,6 +518,8 @@ def _default() -> Iterator[Case]:
         yield _case("wide-range", 3, 8224, layout=layout)  # a row wider than a CTA, by one block
     for layout in _LAYOUT.words:
         yield _case("gaussian", 0, 2880, layout=layout)
+        # Rows wider than a CTA, more of them than there are CTAs: a CTA comes back to its first round of a row.
+        yield _case("wide-range", 66, 8224, layout=layout, multiprocessors=1)
     yield _case("fingerprint", 5, 64, layout="128x4", poison=0)  # the fill's default
 
 
@@ -554,7 +557,7 @@ QUANTIZE = Family(
     dtypes=tuple(INPUT_FORMATS),
     sizes="mk",
     fills=FILLS,
-    options=(MODE, EDGE, _LAYOUT, ROWS_BEFORE, POISON, WRONG, *FILE_OPTIONS),
+    options=(MODE, EDGE, _LAYOUT, MULTIPROCESSORS, ROWS_BEFORE, POISON, WRONG, *FILE_OPTIONS),
     inputs=_inputs,
     expect=_expect,
     run=_run,

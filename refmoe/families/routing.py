@@ -134,8 +134,9 @@ _FILLS = Fill.by_name(
 )
 _LOGITS = tuple(name for name in _FILLS if name not in (_GIVEN, "equal"))
 
-#: No bias, ordinary numbers, zeros of either sign and subnormal ones, or numbers but for some that are -Inf.
-_BIAS = word("bias", "none", "distinct", "tiny", "never")
+#: No bias; ordinary numbers; zeros of either sign and subnormal ones; numbers but for some that are -Inf; numbers but
+#: for one that is Inf, with which no token has an answer.
+_BIAS = word("bias", "none", "distinct", "tiny", "never", "infinite")
 #: FP32 bits: zeros, the least and the largest subnormal numbers, of either sign.
 _TINY_BIAS = np.array([0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x807FFFFF], np.uint32).view(np.float32)
 
@@ -151,6 +152,8 @@ def _router_bias(case: Case, experts: int) -> FloatArray | None:
         # As many are left as a token chooses, and two more.
         order = np.argsort(Draw("never-router-bias", case.seed).words(experts), kind="stable")
         bias[order[case.shape.t + 2 :]] = -np.inf
+    if case.bias == "infinite":
+        bias[experts * 2 // 3] = np.inf
     return bias
 
 
@@ -440,6 +443,13 @@ def _default() -> Iterator[Case]:
             yield _route("gaussian", m, e, t, bias="never", dtype=("f32", "bf16")[(number + m) % 2])
             yield _route("given", m, e, t, dtype="ids")
         yield _route("given", 2, e, t, dtype="ids")
+    for m, dtype in product((1, _FEW, _MANY), ("f32", "bf16")):
+        yield _route("gaussian", m, 40, 4, dtype=dtype, bias="infinite")
+    # As many experts as there may be.
+    yield _route("gaussian", 3, 1024, 4)
+    yield _route("ties", _MANY, 64, 8, dtype="bf16", first_expert=960, ranks=16)
+    # More rows that no expert here has than threads, which all belong to one expert; tokens too.
+    yield _route("given", 3000, 1, 3, dtype="ids", first_expert=3, ranks=8)
     yield _route("equal", 9, 40, 4, bias="tiny")
     for m in (31, 32, 33, 1023, 1024, 1025):  # a warp's tokens, a CTA's threads, and one less and more
         yield _route("given", m, 9, 3, dtype="ids")

@@ -24,7 +24,7 @@ from refmoe.families.activation import (
     far_gates,
     gate_inputs,
 )
-from refmoe.families.case import Shape, word
+from refmoe.families.case import MULTIPROCESSORS, Shape, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices
 from refmoe.families.extents import q8_1_rows
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, Outputs
@@ -138,6 +138,9 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", 5, 64, 3, dtype=dtype, rows_before=(1 << 24) - 128)
     yield _case("gaussian", 11008, 32, 8)  # more rows than CTAs
     yield _case("gaussian", 2, 2080, 2, dtype="f32")  # a row wider than a CTA, by one block
+    # Rows of several slices, more of them than CTAs; and as many experts as Kimi K2 has, more than a byte counts.
+    yield _case("fingerprint", 40, 1120, 3, multiprocessors=1)
+    yield _case("gaussian", 384, 32, 384, params="distinct", routing="all-one-token", multiprocessors=1)
     for quantizer in QUANTIZERS:
         yield _case("gaussian", 0, 2880, 8, quantizer=quantizer)
         yield _case("fingerprint", 9, 416, 4, params="distinct", routing="padded", quantizer=quantizer)
@@ -175,7 +178,7 @@ SWIGLU_Q8_1 = Family(
     fills=_FILLS,
     options=(
         *(VARIANT, word("quantizer", *QUANTIZERS, fixed=True), GATE_PARAMS),
-        *(ROUTING, *RANKS, ROWS_BEFORE, POISON, WRONG),
+        *(ROUTING, *RANKS, MULTIPROCESSORS, ROWS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,

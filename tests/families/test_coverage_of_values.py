@@ -250,6 +250,8 @@ def test_router_biases_of_every_kind() -> None:
 
     assert asked("routing", tiny, bias="tiny", fill="signed-zeros")
     assert asked("routing", lambda inputs, _: bool(np.isneginf(inputs["bias"]).any()), bias="never")
+    assert asked("routing", lambda inputs, _: bool(np.isposinf(inputs["bias"]).any()), bias="infinite")
+    assert asked("deepseek_routing", lambda inputs, _: bool(np.isposinf(inputs["bias"]).any()), fill="infinite")
     assert asked("deepseek_routing", tiny, fill="bias-alone")
     assert asked("deepseek_routing", lambda inputs, _: bool(np.isneginf(inputs["bias"]).any()), fill="never")
 
@@ -315,6 +317,50 @@ def test_experts_of_models_and_numbers_that_are_no_power_of_two(name: str) -> No
     assert any(count > 64 and count & (count - 1) for count in counts)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["expand", "sm12x_gemm", "sm12x_nvfp4_gemm", "deepseek_gemm", "activation", "swiglu_q8_1", "finalize",
+     "finalize_q8_1", "routing", "deepseek_routing"],
+)  # fmt: skip
+def test_more_experts_than_a_byte_counts(name: str) -> None:
+    assert any(case.shape.e * int(case.get("ranks", 1)) > 256 for case in default_level(name))
+
+
+def test_as_many_experts_and_choices_as_there_may_be() -> None:
+    assert max(case.shape.e * case.ranks for case in default_level("routing") if case.dtype != "ids") == 1024
+    assert max(case.shape.e * case.ranks for case in default_level("deepseek_routing")) == 512
+    assert max(case.shape.m * case.shape.t for case in default_level("dp4a_gemv")) == 256
+
+
+#: By family the columns that a CTA takes at once.
+ROUND = {
+    "mxfp8_quantize": 8192,
+    "nvfp4_quantize": 8192,
+    "block_fp8_quantize": 8192,
+    "expand": 8192,
+    "activation": 8192,
+    "deepseek_expand": 8192,
+    "deepseek_activation": 8192,
+    "deepseek_finalize": 4096,
+    "swiglu_q8_1": 512,
+    "finalize_q8_1": 512,
+}
+
+
+@pytest.mark.parametrize("name", ROUND)
+def test_rows_wider_than_a_cta_and_more_of_them_than_ctas(name: str) -> None:
+    assert any(
+        case.shape.k > ROUND[name]
+        and case.shape.m * -(-case.shape.k // ROUND[name]) > CTAS_PER_MULTIPROCESSOR * case.multiprocessors > 0
+        for case in default_level(name)
+    )
+
+
+@pytest.mark.parametrize("name", ["finalize", "deepseek_finalize"])
+def test_rows_of_whole_pieces_but_of_no_whole_block(name: str) -> None:
+    assert {8, 24} <= {case.shape.k % 32 for case in default_level(name)}
+
+
 @pytest.mark.parametrize("name", ["expand", "sm12x_gemm", "routing", "activation", "finalize", "deepseek_finalize"])
 def test_one_expert_has_all_rows(name: str) -> None:
     assert any(
@@ -349,7 +395,10 @@ FAR = {
     "finalize": lambda case: case.rows_before * case.shape.k,
     "deepseek_expand": lambda case: case.rows_before * (case.shape.k // 16),
     "deepseek_finalize": lambda case: case.rows_before * case.shape.k,
-    "deepseek_gemm": lambda case: case.rows_before * case.shape.k,
+    "deepseek_gemm": lambda case: min(
+        max(each.rows_before * each.shape.k for each in default_level("deepseek_gemm")),
+        max(each.experts_before * each.shape.n * each.shape.k for each in default_level("deepseek_gemm")),
+    ),
     "sm12x_gemm": lambda case: case.experts_before * case.shape.n * case.shape.k // 2,
     "sm12x_nvfp4_gemm": lambda case: case.rows_before * case.shape.n,
     "dp4a_gemv": lambda case: case.experts_before * case.shape.n * case.shape.k // 2,

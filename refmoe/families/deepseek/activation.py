@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.activation import POISONED_BF16
 from refmoe.families.block_fp8 import TileCodes
-from refmoe.families.case import Shape, refused, word
+from refmoe.families.case import MULTIPROCESSORS, Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
 from refmoe.families.extents import block_fp8_rows
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Lack, Outputs
@@ -335,6 +335,9 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", LOOPING_ROWS, 128, 8)  # more rows than CTAs
     yield _case("fingerprint", LOOPING_ROWS // 4, 128, 4, rows="masked", layout="mn_major")
     yield _case("fingerprint", 2, 8320, 2, layout="mn_major")  # a row wider than a CTA, by one tile
+    yield _case("fingerprint", 66, 8320, 2, multiprocessors=1)  # and more of them than CTAs
+    # More experts than a warp has lanes, each with rows of its own, and so few CTAs that each has rows of several.
+    yield _case("fingerprint", 5, 128, 99, rows="masked", layout="mn_major", multiprocessors=1)
     for k in (3968, 4096, 4224):  # a CTA's elements, and a tile less and more
         yield _case("gaussian", 5, k, 99)
     yield _case("gaussian", 0, 2048, 8)
@@ -390,7 +393,7 @@ DEEPSEEK_ACTIVATION = Family(
         word("policy", *POLICIES, fixed=True),
         word("scales", *SCALES, fixed=True),
         word("layout", *LAYOUTS, fixed=True),
-        *(ROUTING, *RANKS, POISON, WRONG),
+        *(ROUTING, *RANKS, MULTIPROCESSORS, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,

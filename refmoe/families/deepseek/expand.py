@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refmoe.families.block_fp8 import BLOCK_FP8_QUANTIZE, TileCodes
-from refmoe.families.case import Shape, refused, word
+from refmoe.families.case import MULTIPROCESSORS, Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.deepseek.activation import RowScales
 from refmoe.families.extents import block_fp8_rows
@@ -146,6 +146,7 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", LOOPING_ROWS, 128, 4, 1)
     yield _case("fingerprint", 3, 128, 40, 32)  # as many choices as there may be
     yield _case("fingerprint", 2, 8320, 4, 2)  # a row wider than a CTA, by one tile
+    yield _case("fingerprint", 66, 8320, 4, 1, multiprocessors=1)  # and more of them than CTAs
     for m in (3, 4, 5):
         yield _case("fingerprint", m, 4096 + 128 * (m - 4), 99, 5, routing="uniform")  # a CTA's elements, a tile beside
     yield _case("fingerprint", 5, 128, 3, 1, rows_before=1 << 28)  # pieces of 16 elements past 2^31
@@ -208,7 +209,7 @@ DEEPSEEK_EXPAND = Family(
         word("policy", *POLICIES, fixed=True),
         word("scales", *SCALES, fixed=True),
         word("layout", *LAYOUTS, fixed=True),
-        *(ROUTING, *RANKS, ROWS_BEFORE, POISON, WRONG),
+        *(ROUTING, *RANKS, MULTIPROCESSORS, ROWS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,

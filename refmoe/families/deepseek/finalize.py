@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.activation import POISONED_BF16
-from refmoe.families.case import Shape, word
+from refmoe.families.case import MULTIPROCESSORS, Shape, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, expert_ids
 from refmoe.families.extents import sum_extents
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, far_device, lacks_memory
 from refmoe.families.finalize import (
+    COLUMNS,
     EDGE_SUMS,
     FAR_SUMS,
     PLAIN_SUMS,
@@ -186,6 +187,9 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", LOOPING_ROWS, 32, 8, 2)
     yield _case("gaussian", 2, 8224, 4, 3, dtype="f32")  # a row wider than two rounds of a CTA
     yield _case("cancelling", 3, 96, 40, 32)  # as many ranks as there may be
+    for k in (8, 24, 264, 1000):  # of a thread's columns, but of no block
+        yield _case("gaussian", 3, k, 6, 2, dtype="f32" if k % 3 else "bf16", scale="2.5")
+    yield _case("gaussian", 66, 4128, 3, 1, multiprocessors=1)  # rows wider than a CTA, and more of them than CTAs
     yield _case("gaussian", 0, 7168, 8, 2)
     # Each entry has machine code of its own: each meets every fill.
     for dtype, out, order, fill in product(_DTYPES, _DTYPES, ORDERS, _PLAIN):
@@ -231,7 +235,7 @@ DEEPSEEK_FINALIZE = Family(
         word("order", *ORDERS, fixed=True),
         word("scale", *SCALES),
         word("shared", "added", "none"),
-        *(ROUTING, *RANKS, ROWS_BEFORE, POISON, WRONG),
+        *(ROUTING, *RANKS, MULTIPROCESSORS, ROWS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,
@@ -251,5 +255,6 @@ DEEPSEEK_FINALIZE = Family(
     invariance="deepseek_moe",
     check=check_sums_case,
     lacks=lacks_memory,
+    block=COLUMNS,
     group="deepseek",
 )

@@ -197,6 +197,12 @@ def _too_few(draw: Draw, case: Case) -> Scores:
     return logits, np.where(finite, bias, -np.inf).astype(np.float32)
 
 
+def _infinite(draw: Draw, case: Case) -> Scores:
+    """A bias of +Inf for one expert: no token has an answer, the first one neither."""
+    logits, bias = _gaussian(draw, case)
+    return logits, np.where(np.arange(bias.size) == bias.size * 2 // 3, np.float32(np.inf), bias).astype(np.float32)
+
+
 def _lacks_bias(case: Case) -> Lack | None:
     return None if case.bias == "distinct" else Lack("bias", f"bias=distinct for the fill {case.fill}")
 
@@ -214,12 +220,13 @@ _FILLS = Fill.by_name(
     Fill("never", "-Inf chosen, or taken for padding", _never, lack=_lacks_bias),
     Fill("same", "experts without rows, and one with a row of every token", _same, lack=_lacks_bias),
     Fill("refused", "NaN accepted, NaN of a dropped group overlooked, the wrong token reported", _refused),
+    Fill("infinite", "a score of +Inf accepted", _infinite, lack=_lacks_bias),
     Fill("too-few", "fewer than k experts in the groups that are kept, and no word of it", _too_few, lack=_lacks_bias),
 )
 
 
 #: Fills of sizes and biases that no other one has.
-_EDGE_FILLS = ("equal", "bias-alone")
+_EDGE_FILLS = ("equal", "bias-alone", "infinite")
 _PLAIN = tuple(name for name in _FILLS if name not in _EDGE_FILLS)
 
 

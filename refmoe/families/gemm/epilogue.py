@@ -20,15 +20,18 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 OUTPUTS: dict[str, np.dtype[Any]] = {"bf16": BF16, "f32": np.dtype(np.float32)}
 BITS: dict[str, np.dtype[Any]] = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.uint32)}
 
-#: No factor; ordinary ones; 0, -0, negative, subnormal, and so large that products overflow.
+#: No factor; ordinary ones; 0, -0, negative, subnormal, so large that products overflow, infinite, and no number.
 ALPHA = word("alpha", "none", "distinct", "edges")
 #: Of a layer.
 BIAS = word("bias", "none", "distinct")
 #: Of a product: no bias; ordinary terms; zeros of either sign and subnormal numbers.
 PRODUCT_BIAS = word("bias", "none", "distinct", "tiny")
 
-#: FP32 bits of factors that experts have in turn: 0, -1.1, -0, the least subnormal, 2^-128, 2^127, and an ulp over 1.
-_EDGE_ALPHAS = np.array([0, 0xBF8CCCCD, 0x80000000, 1, 0x80200000, 0x7F000000, 0x3F800001], np.uint32).view(np.float32)
+#: FP32 bits of factors that experts have in turn: 0, -1.1, -0, the least subnormal, 2^-128, 2^127, an ulp over 1, Inf
+#: and a NaN.
+_EDGE_ALPHAS = np.array(
+    [0, 0xBF8CCCCD, 0x80000000, 1, 0x80200000, 0x7F000000, 0x3F800001, 0x7F800000, 0xFFC00001], np.uint32
+).view(np.float32)
 #: BF16 patterns: zeros, the least and the largest subnormal numbers, of either sign.
 _TINY_BIAS = np.array([0, 0x8000, 1, 0x8001, 0x7F, 0x807F], np.uint16).view(BF16)
 
@@ -91,9 +94,11 @@ def interval(case: Case, inputs: Any, exact: NDArray[np.float64], bound: NDArray
 
     Rounding to nearest is monotone, so the ends of the interval, as FP32 numbers, go through alpha, bias and cast as
     the sum itself does. Truncation toward zero never enlarges a magnitude: where all terms are positive, as in the fill
-    of that name, the upper end is the exact sum.
+    of that name, the upper end is the exact sum. Of a factor that is no number nothing is promised.
     """
     promised = np.isfinite(exact) & np.isfinite(bound)
+    if inputs["alpha"] is not None:
+        promised &= np.isfinite(inputs["alpha"])[row_expert(inputs["offsets"], exact.shape[0])][:, None]
     slack = bound + 2.0**-52 * np.abs(exact)
     low, high = (np.where(promised, exact + side * slack, 0.0) for side in (-1, 1))
     if case.fill == "positive":
@@ -103,7 +108,7 @@ def interval(case: Case, inputs: Any, exact: NDArray[np.float64], bound: NDArray
         low=np.where(promised, np.minimum(*ends), -np.inf),
         high=np.where(promised, np.maximum(*ends), np.inf),
         exact=exact,
-        bound=bound,
+        bound=np.where(promised, bound, np.inf),
     )
 
 

@@ -295,14 +295,15 @@ def _edges() -> Iterator[Case]:
         # A factor for each expert: zeros of either sign with and without a bias, products and sums that are subnormal.
         for fill in ("zero-rows", "positive"):
             yield _case(
-                fill, Shape(14, 96, n=24, e=7), dtype, alpha="edges", bias=bias, routing="all-one-token", ranks=2
+                fill, Shape(18, 96, n=24, e=9), dtype, alpha="edges", bias=bias, routing="all-one-token", ranks=2
             )
     for dtype in OUTPUTS:
         yield _case("overflow", Shape(9, 96, n=24, e=2), dtype, tile="128x8x128")
     yield _case("scale-bytes", Shape(5, 96, n=256, e=1))  # of weights: every byte with every code
     yield _case("scale-bytes", Shape(256, 256, n=8, e=1), tile="128x128x128")  # of tokens
-    for experts in (128, 256, 99):
-        # A row at each expert, and of one expert all; more experts than the lanes that look for a tile.
+    for experts in (128, 256, 384, 99):
+        # A row at each expert, and of one expert all; more experts than the lanes that look for a tile, and than a byte
+        # counts, as Kimi K2 has.
         yield _case(
             "one-hot-tokens", Shape(experts, 32, n=8, e=experts), "bf16", routing="all-one-token", alpha="distinct"
         )
@@ -315,10 +316,10 @@ def _edges() -> Iterator[Case]:
 
 
 def _far() -> Iterator[Case]:
-    """Elements of the output and bytes of tokens, and bytes of weights, past 2^31."""
+    """Elements of the output, bytes of tokens and of their scales, and bytes of weights and of theirs, past 2^31."""
     for dtype in OUTPUTS:
-        yield _case("one-hot-tokens", Shape(5, 32, n=32, e=2), dtype, tile="128x128x128", rows_before=1 << 26)
-    far = Shape(3, 256, n=512, e=2)
+        yield _case("one-hot-tokens", Shape(5, 32, n=8, e=2), dtype, tile="128x128x128", rows_before=1 << 29)
+    far = Shape(3, 4096, n=512, e=2)
     options: dict[str, Any] = {"alpha": "distinct", "bias": "distinct", "experts_before": 1 << 15}
     yield _case("one-hot-weights", far, tile="128x8x256", routing="same-experts", **options)
 

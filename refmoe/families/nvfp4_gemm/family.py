@@ -261,12 +261,12 @@ def _default() -> Iterator[Case]:
     yield _case("specials", _SMALL, "bf16", tile=str(_NARROW))
     for dtype, bias in (("f32", "none"), ("f32", "tiny"), ("bf16", "tiny")):
         for fill in ("zero-rows", "positive"):
-            shape = Shape(14, 96, n=24, e=7)
+            shape = Shape(18, 96, n=24, e=9)
             options: dict[str, Any] = {"alpha": "edges", "bias": bias, "tile": str(_SHALLOW)}
             yield _case(fill, shape, dtype, routing="all-one-token", ranks=2, **options)
     for dtype in OUTPUTS:
         yield _case("overflow", Shape(9, 96, n=24, e=2), dtype, tile=str(_SHALLOW), alpha="distinct")
-    for experts in (256, 99):  # a row at each, and all at one
+    for experts in (256, 384, 99):  # a row at each, and all at one
         shape = Shape(experts, 96, n=8, e=experts)
         yield _case("one-hot-tokens", shape, "bf16", routing="all-one-token", alpha="distinct", tile=str(_SHALLOW))
         shape = Shape(9, 96, n=16, e=experts)
