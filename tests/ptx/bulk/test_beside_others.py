@@ -131,9 +131,10 @@ def test_fences_of_global_memory(between: str, right: bool) -> None:
 
 
 def test_a_fence_that_nothing_orders_before_the_copy() -> None:
-    # Warp 1 copies; the writers, warp 0, have executed their fences by then, or not.
-    body = WRITTEN + "bar.sync 0; @!%p2 fence.proxy.async;" + loaded("@%p1") + WAIT.format(n="W")
-    refused(body, "proxy", schedules=4)
+    # Warp 1 copies when warp 0, the writers, has executed its fence; but a relaxed signal orders nothing.
+    polls = "POLL: ld.relaxed.gpu.global.u32 %r9, [%d1]; setp.eq.u32 %p9, %r9, 0; @%p9 bra POLL;"
+    fenced = "@%p2 bra POLL; fence.proxy.async; bar.warp.sync -1; @%p0 st.relaxed.gpu.global.u32 [%d1], 1; bra END;"
+    refused(WRITTEN + "bar.sync 0;" + fenced + polls + loaded("@%p1") + WAIT.format(n="W"), "proxy")
 
 
 @pytest.mark.parametrize(
@@ -229,8 +230,8 @@ def test_readers_that_signal_one_by_one(before: int, right: bool) -> None:
 
 
 def test_what_the_thread_stored_before_the_wait_is_not_the_copy_s() -> None:
-    # Thread 0 stores a word that no copy wrote, waits for its copy, and loads that word without a fence.
-    body = STORED.format(wait="st.global.u32 [%d1+4], 7; @%p0 " + DONE) + loaded().replace("[%d0]", "[%d1]")
+    # Thread 0 stores a word beside those of its copy, waits for this one, and loads that word without a fence.
+    body = STORED.format(wait="st.global.u32 [%d0+256], 7; @%p0 " + DONE) + loaded().replace("[%d0]", "[%d0+256]")
     refused(body + WAIT.format(n="W"), "proxy")
 
 
