@@ -16,6 +16,7 @@ from refmoe.chips import CHIPS, compute_capability
 from refmoe.errors import describe
 from refmoe.ptx.arguments import Buffer, bind
 from refmoe.ptx.device_memory import DeviceMemory
+from refmoe.ptx.engine.bulk.fences import ProxyFences
 from refmoe.ptx.engine.code import APART, PLAIN, Code, View
 from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.lanes import Checks
@@ -275,7 +276,7 @@ def launch(
             shape = LaunchShape(_triple("block", block), _grid(module, code, _triple("grid", grid), cluster).cluster)
             seen = quiet or any(each is not None for each in (*observed, looking))
             outcome, warnings = settled(
-                module, looked_for, shape, attempt, agreed, not code.has_bulk, seen, lambda: steps
+                module, looked_for, shape, attempt, agreed, seen, lambda: steps
             )  # fmt: skip
         except BaseException:
             quiet = False
@@ -404,7 +405,7 @@ def _run(
         reserved_bytes=reserved,
         warps=warps,
         order=Order(math.prod(size) // plan.cluster_blocks),
-        proxied={},
+        proxied=ProxyFences(),
         step_budget=step_budget,
         approximate=set(),
         trace=trace,

@@ -24,7 +24,7 @@ from refmoe.ptx.state.records import STRENGTHS
 from refmoe.ptx.text.literals import BITS
 from refmoe.ptx.text.memory_ops import MemoryOpcode, memory_opcode
 from refmoe.ptx.text.parser import ParsedModule
-from refmoe.ptx.text.spellings import fence_scope, synchronised
+from refmoe.ptx.text.spellings import fence_order, fence_scope, synchronised
 from refmoe.ptx.text.syntax import (
     Immediate,
     Instruction,
@@ -330,7 +330,8 @@ class Emitter(Builder):
             return
         scope, sequential = fence_scope(instruction.opcode)
         self.fences_in_order |= sequential
-        self.lines.append(f"F.fence({self.guard(instruction)}, {STRENGTHS[scope]}, {sequential})")
+        order = fence_order(instruction.opcode)
+        self.lines.append(f"F.fence({self.guard(instruction)}, {STRENGTHS[scope]}, {sequential}, {order!r})")
 
     # Warp-level instructions: never guarded here, their guards are branches
 

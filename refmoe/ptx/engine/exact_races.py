@@ -24,6 +24,8 @@ Array = Any
 # Thread, kind of agent and strength of an access, its first byte and its width.
 Who = tuple[int, int, int, int, int]
 Kind = Literal["read", "write", "atomic"]
+# First byte and width of one that combines elements, each by itself, whatever their width is.
+_BY_ELEMENTS = (-1, -1)
 # An access: its first byte, its lane and its record.
 Made = tuple[int, int, int]
 _AGENTS = int(ASYNCHRONOUS | BULK)
@@ -99,6 +101,16 @@ class _Known(dict[int, bool]):
             self.update(zip(missing, self._ordered(missing), strict=True))
 
 
+def _owned(who: Who, record: int) -> Who:
+    """The access of a place by who is in a record."""
+    return (record & _THREAD, record & _AGENTS, *who[2:])
+
+
+def _are_alike(one: Who, other: Who) -> bool:
+    """Whether two accesses are of the very same bytes."""
+    return one[3:] == other[3:] or _BY_ELEMENTS in (one[3:], other[3:])
+
+
 def _who(record: int, begin: int, width: int) -> Who:
     return record & _THREAD, record & _AGENTS, (record & _STRENGTH) >> STRENGTH_SHIFT, begin, width
 
@@ -108,11 +120,11 @@ class ExactShadow(RaceShadow):
 
     Args:
         size: bytes.
-        readers: see `RaceShadow`.
+        readers, columns: see `RaceShadow`.
     """
 
-    def __init__(self, size: int, readers: int) -> None:
-        super().__init__(size, readers)
+    def __init__(self, size: int, readers: int, columns: int | None = None) -> None:
+        super().__init__(size, readers, columns)
         self._places: dict[int, _Place] = {}
         self._chains: dict[tuple[int, int], _Chain] = {}
 
@@ -145,7 +157,10 @@ class ExactShadow(RaceShadow):
         return [
             (who, other)
             for who, other in held.items()
-            if (who[0] != mine[0] or who[1]) and not (who[3:] == mine[3:] and self._excused(frame, other, record))
+            if (who[0] != mine[0] or who[1])
+            and not (
+                (who[3:] == mine[3:] or _BY_ELEMENTS in (who[3:], mine[3:])) and self._excused(frame, other, record)
+            )
         ]
 
     def _conflict(
@@ -236,33 +251,100 @@ class ExactShadow(RaceShadow):
         return known
 
     def _access(
-        self, frame: Frame, access: Accessing, region: Region, row: Made, known: _Known, verb: Kind, same: bool
-    ) -> None:
-        """One access."""
-        begin, lane, record = row
-        writes = verb != "read"
-        mine = _who(record, begin, access.width)
+        self, frame: Frame, access: Accessing, region: Region, row: Made, width: int, known: _Known, verb: Kind,
+        same: bool,
+    ) -> None:  # fmt: skip
+        """One access of `width` bytes."""
+        begin, _, record = row
+        mine = _who(record, begin, width)
+        for held in self._places_of(begin, width):
+            found = self._refuse(frame, access, region, held, row, mine, known, verb != "read", same)
+            self._enter(held, mine, record, known, verb, not found)
+        self._note(frame, (begin, width), record, verb, access.observes)
+
+    def _enter(self, held: _Place, mine: Who, record: int, known: _Known, verb: Kind, alone: bool) -> None:
+        """Keep an access of a place; `alone`: a weak write comes after all that is kept of it."""
         strength = mine[2]
-        for held in self._places_of(begin, access.width):
-            found = self._conflict(frame, held.writes, lane, mine, record, known)
-            kind = "write-write" if writes else "write-read"
-            if found is None and writes:
-                found = self._conflict(frame, held.reads, lane, mine, record, known)
-                kind = "read-write"
-            if found is not None:
-                self._report(frame, access, region, held.begin, lane, found, kind, "same value" if same else "", record)
-            if not writes:
-                if len(held.reads) > held.most_reads:
-                    held.most_reads = self._drop_ordered(held.reads, strength, known)
-                held.reads[mine] = record
-                continue
-            if not strength and not mine[1] and found is None:
-                held.writes.clear()
-                held.reads.clear()
-            elif len(held.writes) > held.most_writes:
-                held.most_writes = self._drop_ordered(held.writes, strength, known)
-            held.writes[mine] = record
-        self._note(frame, (begin, access.width), record, verb, access.observes)
+        if verb == "read":
+            if len(held.reads) > held.most_reads:
+                held.most_reads = self._drop_ordered(held.reads, strength, known)
+            held.reads[mine] = record
+            return
+        if not strength and not mine[1] and alone:
+            held.writes.clear()
+            held.reads.clear()
+        elif len(held.writes) > held.most_writes:
+            held.most_writes = self._drop_ordered(held.writes, strength, known)
+        held.writes[mine] = record
+
+    def _write_together(
+        self, frame: Frame, access: Accessing, region: Region, rows: Sequence[Made], known: Sequence[_Known],
+        same: Sequence[bool],
+    ) -> None:  # fmt: skip
+        """Weak writes of one step: whether they race with what was there before. `after_write` holds them together."""
+        width = access.width
+        raced: set[int] = set()
+        for row, knows, equal in zip(rows, known, same, strict=True):
+            mine = _who(row[2], row[0], width)
+            for held in self._places_of(row[0], width):
+                if self._refuse(frame, access, region, held, row, mine, knows, True, equal):
+                    raced.add(row[0])
+        for row, knows in zip(rows, known, strict=True):
+            for held in self._places_of(row[0], width):
+                self._enter(held, _who(row[2], row[0], width), row[2], knows, "write", row[0] not in raced)
+            raced.add(row[0])
+            self._note(frame, (row[0], width), row[2], "write", access.observes)
+
+    def _refuse(
+        self, frame: Frame, access: Accessing, region: Region, held: _Place, row: Made, mine: Who, known: _Known,
+        writes: bool, same: bool = False,
+    ) -> bool:  # fmt: skip
+        """Report what an access of a place races with; whether there is such an access."""
+        _, lane, record = row
+        found = self._conflict(frame, held.writes, lane, mine, record, known)
+        kind = "write-write" if writes else "write-read"
+        if found is None and writes:
+            found = self._conflict(frame, held.reads, lane, mine, record, known)
+            kind = "read-write"
+        if found is not None:
+            self._report(frame, access, region, held.begin, lane, found, kind, "same value" if same else "", record)
+        return found is not None
+
+    # Bulk copies, whose accesses have one record while they are under way, and another one afterwards
+
+    def begin(
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, records: Array, width: int,
+        writes: bool,
+    ) -> None:  # fmt: skip
+        """Copies of `lanes` [n] are issued that will access `width` bytes at `index` [n], as `records` [n]."""
+        first, agents = frame.machine.first_thread, int(ASYNCHRONOUS | BULK)
+        rows = zip(index.tolist(), lanes.tolist(), records.tolist(), strict=True)
+        for begin, lane, record in rows:
+            own = _who(record, begin, width)
+            if own[2]:
+                own = (*own[:3], *_BY_ELEMENTS)
+            known = _Known(partial(self._all_ordered, frame, lane))
+            for held in self._places_of(begin, width):
+                # What its thread did before comes before it.
+                mine = (first + lane, own[1] & agents, *own[2:])
+                self._refuse(frame, access, region, held, (begin, lane, record), mine, known, writes)
+                (held.writes if writes else held.reads)[own] = record
+
+    def put(self, index: Array, records: Array, width: int) -> None:
+        """There are reads of `width` bytes at `index` [n] with `records` [n], which have been looked at."""
+        for begin, record in zip(index.tolist(), records.tolist(), strict=True):
+            for held in self._places_of(begin, width):
+                held.reads[_who(record, begin, width)] = record
+
+    def end(self, first: Array, span: int, before: Array, after: Array, writes: bool) -> None:
+        """What copies of `span` bytes from `first` [n] on did as `before` [n] counts as `after` [n] from now on."""
+        for begin, old, new in zip(first.tolist(), before.tolist(), after.tolist(), strict=True):
+            found = map(self._places.get, range(begin, begin + span))
+            for held in {id(each): each for each in found if each is not None}.values():
+                table = held.writes if writes else held.reads
+                for who in [who for who, record in table.items() if record == old]:
+                    del table[who]
+                    table[_owned(who, new)] = new
 
     def _is_certain(self, frame: Frame, lane: int, access: Accessing, record: int, mine: int, kind: str) -> bool:
         return True
@@ -273,10 +355,18 @@ class ExactShadow(RaceShadow):
     ) -> None:  # fmt: skip
         mine = self._mine(frame, lanes, flags)
         alike = np.zeros(len(index), bool) if same is None else same
-        rows = list(zip(index.tolist(), lanes.tolist(), mine.tolist(), strict=True))
-        known = self._all_known(frame, rows, access.width, kind)
-        for row, knows, equal in zip(rows, known, alike.tolist(), strict=True):
-            self._access(frame, access, region, row, knows, kind, equal)
+        # Weak accesses race alike however they are cut.
+        width = access.unit if access.strength else access.width
+        each = np.arange(0, access.width, width)
+        begins = (index[:, None] + each).ravel()
+        rows = list(zip(begins.tolist(), *(np.repeat(of, len(each)).tolist() for of in (lanes, mine)), strict=True))
+        known = self._all_known(frame, rows, width, kind)
+        equals = np.repeat(alike, len(each)).tolist()
+        if same is not None and not access.strength:
+            self._write_together(frame, access, region, rows, known, equals)
+        else:
+            for row, knows, equal in zip(rows, known, equals, strict=True):
+                self._access(frame, access, region, row, width, knows, kind, equal)
         if kind != "read":
             at, who = self._cover(index, lanes, access.width)
             self._writes[at] = self._mine(frame, who, flags)

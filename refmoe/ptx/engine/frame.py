@@ -115,13 +115,16 @@ class Frame:
         if inexact.any():
             self.machine.approximate.add(number)
 
-    def fence(self, guard: Array | None, strength: int, sequential: bool) -> None:
-        """A memory fence of the acting lanes, as strong as its scope, see `refmoe.ptx.state.records`."""
+    def fence(self, guard: Array | None, strength: int, sequential: bool, order: str = "both") -> None:
+        """A memory fence of the acting lanes, as strong as its scope, see `refmoe.ptx.state.records`.
+
+        `order`: whether it is an `"acquire"`, a `"release"`, or `"both"`.
+        """
         machine = self.machine
         if machine.strong is not None:
             where = self.where(guard)
             lanes = self.lanes() if where is None else self.lanes()[where]
-            machine.strong.fence(lanes, strength, sequential, machine.alive)
+            machine.strong.fence(lanes, strength, sequential, machine.alive, order)
             machine.tick(machine.launch.clock + 1)
 
     def proxy_fence(self, space: str, guard: Array | None) -> None:
@@ -136,8 +139,7 @@ class Frame:
         if space != "global":
             machine.clocks.cross(lanes, machine.alive)
         if space != "shared":
-            threads = (lanes + machine.first_thread).tolist()
-            machine.launch.proxied.update(dict.fromkeys(threads, machine.launch.clock))
+            machine.launch.proxied.add(machine.clocks, lanes)
         machine.tick(machine.launch.clock + 1)
 
     def warp_sync(self, member: Array) -> None:

@@ -102,7 +102,7 @@ class LaunchState:
         clock: of race records; it ticks wherever accesses before and after have to be told apart.
         approximate: indices into the code's approximate instructions that were not provably exact.
         maps: edits of tensor maps.
-        proxied: by thread of the grid, the step of its last proxy fence for global memory.
+        proxied: proxy fences for global memory, see `refmoe.ptx.engine.bulk.fences`.
         printed: what `vprintf` wrote so far.
         ticks: the clock.
         warnings: what was found that does not end the launch.
@@ -126,7 +126,7 @@ class LaunchState:
     shared_bytes: int
     warps: int
     order: Order
-    proxied: dict[int, int]
+    proxied: Any
     step_budget: int | None
     approximate: set[int]
     maps: MapHistory = field(default_factory=MapHistory)

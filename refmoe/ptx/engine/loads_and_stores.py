@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -63,6 +64,14 @@ class Access:
     def width(self) -> int:
         """Bytes."""
         return self.size * self.count
+
+    @property
+    def unit(self) -> int:
+        """Bytes of each of the accesses that it is made of: vectors and packed types are several, in any order.
+
+        (PTX ISA, "Vector Data Types" and "Packed Data Types" of the memory consistency model.)
+        """
+        return _unit(self.instruction.opcode, self.size, self.width)
 
     def _parts(self, frame: Frame, address: Array, lanes: Array) -> Iterator[tuple[Region, Array | None, Array]]:
         """Split lanes by the memory they address: (region, which lanes or None for all, byte index in its data)."""
@@ -285,6 +294,14 @@ class Access:
             use=use,
             **fields,
         )
+
+
+@cache
+def _unit(opcode: str, size: int, width: int) -> int:
+    types = opcode.split(".")
+    if "b128" in types:
+        return width
+    return size // 2 if "f16x2" in types or "bf16x2" in types else size
 
 
 def _not_given(machine: Lanes) -> str:

@@ -21,8 +21,10 @@ import numpy as np
 
 from refmoe.ptx.engine.barriers import Barriers
 from refmoe.ptx.engine.bulk.copies import Bulk
+from refmoe.ptx.engine.bulk.exact import ExactBulkShadow
 from refmoe.ptx.engine.bulk.races import BulkShadow
 from refmoe.ptx.engine.cluster.barrier import ClusterBarrier
+from refmoe.ptx.engine.cluster.early_exit import refuse_early_exit
 from refmoe.ptx.engine.code import Code, View
 from refmoe.ptx.engine.copies import Copies
 from refmoe.ptx.engine.exact_races import ExactShadow
@@ -33,7 +35,7 @@ from refmoe.ptx.engine.meetings import Meetings
 from refmoe.ptx.engine.native_state import NativeState
 from refmoe.ptx.engine.order.clocks import Clocks
 from refmoe.ptx.engine.order.strong import Strong
-from refmoe.ptx.engine.races import RaceShadow, refuse_early_exit
+from refmoe.ptx.engine.races import RaceShadow
 from refmoe.ptx.engine.slow import Suspected, looks_for_unwritten
 from refmoe.ptx.engine.tensor.wgmma import Warpgroups
 from refmoe.ptx.engine.thread_steps import Runner, Steps
@@ -192,7 +194,8 @@ class Machine(Runner):
         shadow: RaceShadow
         if self.code.has_bulk:
             groups = -(-warps // WARPGROUP) if self.code.has_warpgroups else 0
-            shadow = BulkShadow(size, warps, groups)
+            bulk = ExactBulkShadow if self.shared.name in self.launch.exact else BulkShadow
+            shadow = bulk(size, warps, groups)
         else:
             kind = ExactShadow if self.shared.name in self.launch.exact else RaceShadow
             shadow = kind(size, warps)

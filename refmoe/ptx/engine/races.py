@@ -20,7 +20,7 @@ from refmoe.ptx.engine.cluster.memory import whose
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.granules import Granules
 from refmoe.ptx.engine.lanes import Lanes
-from refmoe.ptx.engine.order.clocks import LANES
+from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.combined import Combined
 from refmoe.ptx.engine.order.polls import Poll
 from refmoe.ptx.engine.order.witness import RaceWitness
@@ -68,6 +68,11 @@ class Accessing(Protocol):
     @property
     def width(self) -> int:
         """Bytes."""
+        ...
+
+    @property
+    def unit(self) -> int:
+        """Bytes of each of the scalar accesses that it is made of."""
         ...
 
     @property
@@ -123,8 +128,12 @@ def never(record: Any) -> Any:
     return record & ~(np.int64(-1) << STEP_SHIFT) | np.int64(PENDING << STEP_SHIFT) | ASYNCHRONOUS
 
 
-def merge(before: int, mine: int, cluster_threads: int) -> int:
-    """A record that stands for the accesses of two others, the later of which is `mine`."""
+def merge(before: int, mine: int, clocks: Clocks) -> int:
+    """A record that stands for the accesses of two others, the later of which is `mine`.
+
+    If one of them is of a copy nothing is known to come after it, so that all accesses will be kept.
+    """
+    cluster_threads = clocks.warps * LANES
     different = (before ^ mine) & int(THREAD)
     several = int(Several.LANES)
     if different & ~int(LANE):
@@ -133,7 +142,8 @@ def merge(before: int, mine: int, cluster_threads: int) -> int:
     several = max(several, (before & int(SEVERAL)) >> SEVERAL_SHIFT)
     strength = min(before & int(STRENGTH), mine & int(STRENGTH))
     step = max(before >> STEP_SHIFT, mine >> STEP_SHIFT)
-    return (step << STEP_SHIFT) | (several << SEVERAL_SHIFT) | strength | (mine & int(THREAD | _AGENTS))
+    agents = (before & int(ASYNCHRONOUS)) | (mine & int(_AGENTS))
+    return (step << STEP_SHIFT) | (several << SEVERAL_SHIFT) | strength | (mine & int(THREAD)) | agents
 
 
 class RaceShadow:
@@ -152,18 +162,20 @@ class RaceShadow:
         maps: what is asked before a write, if there are tensor maps in the region that copies go by; else None.
         previous: what is asked before an access, if the grid before this one writes the region; else None.
         combined: who combines what the region has, once bulk copies do; else None.
+        copied: records of writes that bulk copies made, and that count as their threads' since these waited for them.
     """
 
     def __init__(self, size: int, readers: int, columns: int | None = None) -> None:
         self.readers = readers
         self.granules = Granules(size, columns or readers or _LAST_READERS)
         self._writes, self._reads = self.granules.writes, self.granules.reads
-        # Of bytes that were accessed strongly: one more than the binary logarithm of the access's width.
+        # Of bytes that were accessed strongly: one more than the binary logarithm of the width of each scalar.
         self._widths: Array | None = None
         self.witness: RaceWitness | None = None
         self.maps: Rewriting | None = None
         self.previous: Previous | None = None
         self.combined: Combined | None = None
+        self.copied: set[int] = set()
 
     @property
     def tables(self) -> tuple[Array, ...]:
@@ -202,7 +214,7 @@ class RaceShadow:
             return WEAK
         if self._widths is None:
             self._widths = untouched((self.granules.size,), np.uint8)
-        code = access.width.bit_length()
+        code = access.unit.bit_length()
         places = index[:, None] + np.arange(access.width)
         held = self._widths[places]
         overlaps = bool(((held != 0) & (held != code)).any())
@@ -302,7 +314,7 @@ class RaceShadow:
         if not self.readers and previous and (previous ^ mine) & int(_OTHER_WARP):
             others = int(self._reads[1, at])
             if others and not self._ordered(frame, lane, others):
-                previous = merge(others, previous, clocks.warps * LANES)
+                previous = merge(others, previous, clocks)
             self._reads[1, at] = previous
         else:
             mine = self._last(frame, lane, previous, mine)
@@ -331,10 +343,10 @@ class RaceShadow:
             return self.combined.with_one(previous, mine, lane, self.ordering(frame))
         other = (previous ^ mine) & int(THREAD) or previous & int(SEVERAL | _AGENTS)
         if other and not self._ordered(frame, lane, previous):
-            return merge(previous, mine, frame.machine.clocks.warps * LANES)
+            return merge(previous, mine, frame.machine.clocks)
         if not other and previous & int(STRENGTH) < mine & int(STRENGTH):
             # What a thread did weakly before is not forgotten.
-            return merge(previous, mine, frame.machine.clocks.warps * LANES)
+            return merge(previous, mine, frame.machine.clocks)
         return mine
 
     # Writes
@@ -360,7 +372,7 @@ class RaceShadow:
             if previous and previous & int(STRENGTH) < record & int(STRENGTH):
                 column = (lane >> 5) % self.readers if self.readers else 0
                 held = int(self._reads[column, place])
-                both = merge(held, previous, frame.machine.clocks.warps * LANES) if held else previous
+                both = merge(held, previous, frame.machine.clocks) if held else previous
                 self._reads[column, place] = both
             self._writes[place] = self._last(frame, lane, previous, record)
 
@@ -492,12 +504,14 @@ class RaceShadow:
         for records, place in ((self._writes, at), *((self._reads, (column, at)) for column in columns)):
             held = records[place]
             copied = (held & ASYNCHRONOUS != 0) & ((held ^ mine) & THREAD == 0) & (held >> STEP_SHIFT != PENDING)
-            # A read that stands for other threads too is still theirs.
-            mine_now = mine | (held & SEVERAL)
+            # One that stands for the copies of other threads too says nothing of theirs: all accesses will be kept.
+            copied &= held & SEVERAL == 0
             if copied.all():
-                records[place] = mine_now
+                records[place] = mine
             elif copied.any():
-                records[place] = np.where(copied, mine_now, held)
+                # Of copies of the same bytes only some are of those who wait.
+                mine_alone = tuple(each[copied] if isinstance(each, np.ndarray) else each for each in _axes(place))
+                records[mine_alone] = mine[copied]
 
     def _report_granules(
         self, frame: Frame, access: Accessing, region: Region, at: Array, who: Array, mine: Array, bad: Array,
@@ -614,8 +628,15 @@ class RaceShadow:
         alone = record & ~int(SEVERAL)
         if not record & int(SEVERAL):
             return True
+        if record & int(ASYNCHRONOUS):
+            # Which of the copies have been waited for is not kept here.
+            return False
         own = alone & int(THREAD) == frame.machine.first_thread + lane
         return not own and not self._ordered(frame, lane, alone)
+
+
+def _axes(place: Any) -> tuple[Any, ...]:
+    return place if isinstance(place, tuple) else (place,)
 
 
 # What the later access does, and what is missing between the two.
@@ -643,58 +664,3 @@ def shadow_of(region: Region) -> RaceShadow:
     shadow = region.shadow
     assert isinstance(shadow, RaceShadow)
     return shadow
-
-
-def refuse_early_exit(machine: Lanes, instruction: Instruction | None, leaving: Array) -> None:
-    """Blocks whose last lanes are `leaving` (bool of all lanes) must not take away what others still use.
-
-    Raises:
-        RaceError: an access of another block to their shared memory is not ordered before any of their exits.
-    """
-    clocks = machine.clocks
-    if clocks is None or instruction is None:
-        return
-    shadow = shadow_of(machine.shared)
-    per_cta = machine.warps * 32
-    staying = (machine.alive & ~leaving).reshape(machine.ctas, per_cta).any(axis=1)
-    ended = leaving.reshape(machine.ctas, per_cta).any(axis=1) & ~staying
-    for cta in np.flatnonzero(ended).tolist():
-        begin = cta * machine.shared.stride
-        index, records = shadow.records(begin, begin + machine.shared.stride)
-        # Copies that have not landed are for the bulk copies' own check to find.
-        landed = records >> STEP_SHIFT != PENDING
-        agents = records & (BULK | ASYNCHRONOUS) == BULK
-        foreign = landed & (agents | ((records & THREAD) // per_cta != machine.first_cta + cta))
-        index, records = index[foreign], records[foreign]
-        unordered = np.ones(len(records), bool)
-        for warp in range(cta * machine.warps, (cta + 1) * machine.warps):
-            unordered &= ~clocks.ordered(np.full(len(records), warp * 32), records)
-        if not unordered.any():
-            continue
-        bad = int(np.argmax(unordered))
-        record, byte = records[bad], int(index[bad]) - begin
-        lane = int(np.flatnonzero(leaving & (machine.lane_cta == cta))[-1])
-        other_block, other_thread = machine.place_of_thread(int(record & THREAD))
-        fields = machine.at(lane, instruction)
-        agent, several = bool(agents[foreign][bad]), bool(record & SEVERAL)
-        whom = machine.agent_name(int(record & THREAD)) if agent else f"thread {other_thread} of block {other_block}"
-        earlier = None
-        if shadow.witness is not None:
-            place = int(index[bad]) + machine.first_cta * machine.shared.stride
-            earlier = shadow.witness.earlier(machine.shared.name, place, int(record), "exit")
-        error = RaceError(
-            f"exit race on byte {byte} of shared memory (shared): block {fields['block']} exits, and nothing orders an "
-            f"access to its shared memory by {whom} before that; {machine.describe(instruction)}",
-            kind="exit",
-            space="shared",
-            buffer=machine.shared.name,
-            offset=byte,
-            other_block=other_block,
-            other_thread=None if several or agent else other_thread,
-            warning="",
-            certain=True,
-            among=None if agent else other_thread,
-            earlier=earlier,
-            **fields,
-        )
-        shadow.found(machine, error, byte, lane)

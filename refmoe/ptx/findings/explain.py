@@ -113,7 +113,6 @@ def settled(
     shape: LaunchShape,
     attempt: Attempt[T],
     agreeing: Agreeing,
-    whole: bool,
     seen: bool,
     steps: Callable[[], int],
 ) -> tuple[T, tuple[RaceError, ...]]:
@@ -125,7 +124,6 @@ def settled(
         shape: of the launch.
         attempt: runs it.
         agreeing: runs it with a change, under several schedules.
-        whole: whether all accesses of a region can be kept: not those of bulk copies.
         seen: whether observers see it, who cannot see it twice.
         steps: how many it has taken so far.
 
@@ -144,7 +142,7 @@ def settled(
         try:
             outcome = attempt(running, exact, None, False)
         except RaceError as error:
-            if not error.certain and error.buffer not in exact and whole:
+            if not error.certain and error.buffer not in exact:
                 # It is suspected: look again, at all that happens to that buffer.
                 exact |= {error.buffer}
                 continue

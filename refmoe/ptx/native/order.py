@@ -108,6 +108,9 @@ def is_ordered(module: Any) -> Any:
     known = _known(module)
     code = Code(module, "is_ordered", [POINTER, I64, I64], inner=True, result=I1)
     context, lane, record = code.arguments
+    # The thread of one that stands for several clusters may be the number of a set, and that of no thread.
+    several = (record >> records.SEVERAL_SHIFT) & 3
+    code.done_if(several.equals(Several.CLUSTERS), code.constant(I1, 0))
     warp, warps = lane >> 5, _field(code, context, Context.WARPS)
     columns = _field(code, context, Context.SEEN_COLUMNS)
     cluster = ((record & _THREAD) >> 5).quotient(warps)
@@ -168,6 +171,7 @@ def _known(module: Any) -> Any:
         code.done_if(code.constant(I1, 1), code.constant(I1, 1))
     with code.when(agents.equals(_ASYNCHRONOUS)):
         code.done_if(by_lane ^ True, no)
+        code.done_if(several.differs(0), no)
         code.done_if(code.constant(I1, 1), reached(warps * (1 + _LANES) + thread))
     by_agent = agents.equals(_BULK) & _field(code, context, Context.BULK).differs(0)
     code.done_if(by_agent ^ True, no)
@@ -187,7 +191,7 @@ def merged(module: Any) -> Any:
     several = code.max(code.select(elsewhere, apart, int(Several.LANES), I64), (before >> records.SEVERAL_SHIFT) & 3)
     strength = code.min(before & _STRENGTH, mine & _STRENGTH)
     step = code.max(before >> records.STEP_SHIFT, mine >> records.STEP_SHIFT)
-    rest = mine & (_THREAD | _ASYNCHRONOUS | _BULK)
+    rest = mine & (_THREAD | _ASYNCHRONOUS | _BULK) | before & _ASYNCHRONOUS
     code.done((step << records.STEP_SHIFT) | (several << records.SEVERAL_SHIFT) | strength | rest)
     return code.function
 

@@ -211,6 +211,8 @@ def _split(
         if current.instructions and (begins or leaves_native or (apart and communicates(statement))):
             current.targets = [len(drafts)]
             current = fresh()
+            # Lanes that gathered for the block before may have parted at its end.
+            begins = gathers or _parks(statement)
         if not current.instructions:
             current.native = native
         if begins:

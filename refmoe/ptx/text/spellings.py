@@ -35,6 +35,11 @@ def fence_scope(opcode: str) -> tuple[str, bool]:
     return scope, stem == "membar" or "sc" in parts
 
 
+def fence_order(opcode: str) -> str:
+    """What a `membar` or `fence` does: `"acquire"`, `"release"` or `"both"`."""
+    return next((part for part in opcode.split(".") if part in ("acquire", "release")), "both")
+
+
 def accumulates_single(instruction: Instruction) -> bool:
     """Whether an `mma` has FP32 accumulators: the others are in `refmoe.ptx.engine.tensor.plain`."""
     return "f32" in instruction.opcode.split(".")

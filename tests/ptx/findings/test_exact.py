@@ -117,3 +117,118 @@ def test_what_is_asked_at_once_is_what_each_lane_knows(monkeypatch: pytest.Monke
             run(body, np.zeros(128, np.uint32), block=(128, 1, 1), declarations=SHARED)
     # Steps of several warps, in which some lanes know what others do not.
     assert {True, False} <= {ordered for rows, ordered in answers if rows > 32}
+
+
+# Copies of several warps out of one word, of which one record has to stand for two.
+COPIED = """
+    mov.u32 %r3, sh;
+    and.b32 %r4, %r1, 31;
+    setp.ne.u32 %p1, %r4, 0;
+    shl.b32 %r5, %r1, 2;
+    add.u32 %r5, %r5, %r3;
+    setp.eq.u32 %p3, %r1, {alone};
+    @%p1 bra met;
+    {first}
+    cp.async.ca.shared.global [%r5], [%d0], 4;
+    @%p3 bra met;
+    cp.async.wait_all;
+met:
+    bar.sync 0;
+    setp.eq.u32 %p2, %r1, 64;
+    @%p2 st.global.u32 [%d0], %r1;
+    cp.async.wait_all;
+    ret;
+"""
+
+
+@pytest.mark.parametrize("alone", [0, 32, 64, 999])
+def test_one_of_three_does_not_wait_for_its_copy(alone: int) -> None:
+    body, out = COPIED.format(alone=alone, first=""), np.zeros(128, np.uint32)
+    shared = ".shared .align 4 .b8 sh[512];"
+    if alone == 999:
+        run(body, out, block=(96, 1, 1), declarations=shared)
+        assert out[0] == 64
+    else:
+        with pytest.raises(ptx.RaceError, match=r"asynchronous copy|write-write|read-write"):
+            run(body, out, block=(96, 1, 1), declarations=shared)
+
+
+def test_a_copy_that_two_plain_readers_follow() -> None:
+    # Thread 0 copies, and has not waited; the first lanes of two other warps read behind it.
+    body = """
+        mov.u32 %r3, sh;
+        setp.ne.u32 %p0, %r1, 0;
+        @!%p0 cp.async.ca.shared.global [%r3], [%d0], 4;
+        bar.sync 0;
+        and.b32 %r4, %r1, 31;
+        setp.ne.u32 %p1, %r4, 0;
+        @%p1 bra met;
+        @!%p0 bra met;
+        ld.global.u32 %r5, [%d0];
+        st.global.u32 [%d2], %r5;
+    met:
+        bar.sync 0;
+        setp.eq.u32 %p2, %r1, 64;
+        @%p2 st.global.u32 [%d0], %r1;
+        cp.async.wait_all;
+        ret;
+    """
+    with pytest.raises(ptx.RaceError, match=r"read-write race .* asynchronous copy"):
+        run(body, np.zeros(128, np.uint32), block=(96, 1, 1), declarations=".shared .align 4 .b8 sh[4];")
+
+
+# Vectors and packed types are several accesses, which excuse others one by one
+
+EACH = """
+    setp.eq.u32 %p1, %r60, 0;
+    mov.b32 %r3, 0x3C003C00;
+    mov.b64 %d3, 1;
+    mov.b16 %h1, 0x3C00;
+    @!%p1 bra other;
+    {one}
+    ret;
+other:
+    {other}
+    ret;
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "right"),
+    [
+        ("st.relaxed.gpu.v2.u32 [%d0], {%r3, %r3};", "ld.relaxed.gpu.u32 %r4, [%d0+4];", True),
+        (
+            "st.volatile.v4.u32 [%d0], {%r3, %r3, %r3, %r3};",
+            "ld.volatile.v2.u32 {%r4, %r5}, [%d0+8];",
+            True,
+        ),
+        ("red.relaxed.gpu.add.v2.f32 [%d0], {%r3, %r3};", "red.relaxed.gpu.add.f32 [%d0+4], %r3;", True),
+        (
+            "red.relaxed.gpu.add.noftz.f16x2 [%d0], %r3;",
+            "red.relaxed.gpu.add.noftz.f16 [%d0+2], %h1;",
+            True,
+        ),
+        ("st.relaxed.gpu.u64 [%d0], %d3;", "ld.relaxed.gpu.u32 %r4, [%d0+4];", False),
+        (
+            "st.relaxed.gpu.v2.u64 [%d0], {%d3, %d3};",
+            "ld.relaxed.gpu.v4.u32 {%r4, %r5, %r6, %r7}, [%d0];",
+            False,
+        ),
+        ("red.relaxed.gpu.add.noftz.f16x2 [%d0], %r3;", "ld.relaxed.gpu.u32 %r4, [%d0];", False),
+        ("st.v2.u32 [%d0], {%r3, %r3};", "ld.relaxed.gpu.u32 %r4, [%d0+4];", False),
+    ],
+)
+def test_elements_of_vectors(one: str, other: str, right: bool) -> None:
+    body = EACH.replace("{one}", one).replace("{other}", other)
+    if right:
+        run(body, np.zeros(64, np.uint32), grid=(2, 1, 1), block=(1, 1, 1))
+    else:
+        with pytest.raises(ptx.RaceError):
+            run(body, np.zeros(64, np.uint32), grid=(2, 1, 1), block=(1, 1, 1))
+
+
+def test_lanes_of_one_step_that_write_the_same() -> None:
+    # The atomics are suspected, so that all accesses are kept; a warp then writes what one lane would.
+    same = "bar.sync 0; setp.lt.u32 %p9, %r1, 96; @%p9 bra out; mov.u32 %r10, 3; st.shared.u32 [%r3], %r10; out: ret;"
+    body = COUNTED.format(meeting="bar.sync 0;").replace("    ret;", same)
+    run(body, np.zeros(128, np.uint32), block=(128, 1, 1), declarations=SHARED)

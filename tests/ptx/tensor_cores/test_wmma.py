@@ -265,3 +265,30 @@ def test_other_spellings_are_refused_where_they_are_reached(wrong: tuple[str, st
     with pytest.raises(ptx.UnknownOpcode, match="wmma"):
         launched(text, arrays)
     launched(text.replace("mov.u32 %r1, %tid.x;", "ret;"), arrays)
+
+
+def test_a_store_gathers_the_lanes_under_every_schedule() -> None:
+    # Behind a product, which is native, a store is not: its lanes may have parted at the end of that block.
+    kernel = """.version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 out)
+{
+    .reg .b32 %r<32>; .reg .f32 %f<16>; .reg .b64 %d<4>;
+    .shared .align 32 .b8 tile[512];
+    ld.param.u64 %d0, [out]; mov.u32 %r0, tile; mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 4; add.u32 %r2, %r2, %r0;
+    mov.u32 %r3, 0x3C003C00; st.shared.v4.b32 [%r2], {%r3, %r3, %r3, %r3}; mov.u32 %r4, 16; mov.f32 %f8, 0f00000000;
+    bar.warp.sync -1;
+    wmma.load.a.sync.aligned.row.m16n16k16.shared.f16 {%r10, %r11, %r12, %r13, %r14, %r15, %r16, %r17}, [%r0], %r4;
+    wmma.load.b.sync.aligned.col.m16n16k16.shared.f16 {%r20, %r21, %r22, %r23, %r24, %r25, %r26, %r27}, [%r0], %r4;
+    wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {%f0, %f1, %f2, %f3, %f4, %f5, %f6, %f7},
+        {%r10, %r11, %r12, %r13, %r14, %r15, %r16, %r17}, {%r20, %r21, %r22, %r23, %r24, %r25, %r26, %r27},
+        {%f8, %f8, %f8, %f8, %f8, %f8, %f8, %f8};
+    cvta.to.global.u64 %d1, %d0;
+    wmma.store.d.sync.aligned.row.m16n16k16.global.f32 [%d1], {%f0, %f1, %f2, %f3, %f4, %f5, %f6, %f7}, %r4;
+    ret;
+}
+"""
+    out = np.zeros(256, np.float32)
+    refmoe.run_ptx(kernel, block=32, args=[out], schedules=6)
+    assert (out == 16).all()

@@ -379,15 +379,32 @@ class Bulk:
         reading, self._unread = _split(self._unread, limit)
         for flight in self._in_any_order(reading):
             self._unwritten.append(self._read(frame, flight))
+        if self.machine.clocks is not None:
+            self._still_reading(frame, reading)
         if reads_only:
             return
         writing, self._unwritten = _split(self._unwritten, limit)
+        if writing:
+            # What the threads do before and after the wait has other steps than what they have waited for.
+            self.machine.tick(self.machine.launch.clock + 1)
         for flight in self._in_any_order(writing):
             self._write(flight)
             region = flight.cut.region
             if region is not None and region.shadow is not None:
                 strength = _strength(flight.reduction)
                 races.global_write_done(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes), strength)
+        if writing:
+            self.machine.tick(self.machine.launch.clock + 1)
+
+    def _still_reading(self, frame: Frame, done: list[BulkStores]) -> None:
+        """Some stores have read: others of the same threads, in later groups, have not, be it the same bytes."""
+        for left in self._unread:
+            for other in done:
+                same = left.lanes[:, None] == other.lanes
+                apart = left.source[:, None] - other.source
+                which = (same & (apart < other.span) & (-apart < left.span)).any(axis=1)
+                if which.any():
+                    self._shadow.draining(frame, left.source[which], left.span, left.lanes[which])
 
     def _in_any_order(self, flights: list[BulkStores]) -> list[BulkStores]:
         """Stores of one group may be carried out in any order, those of an earlier one come first."""

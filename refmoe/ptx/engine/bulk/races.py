@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.combined import Combined
-from refmoe.ptx.engine.races import Accessing, RaceShadow, shadow_of
+from refmoe.ptx.engine.races import Accessing, RaceShadow, merge, shadow_of
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.pages import untouched
@@ -27,8 +28,10 @@ _LINE = 1 << _LINE_SHIFT
 _PENDING_BITS = PENDING << STEP_SHIFT
 # Records that are remembered for a warpgroup.
 _MOST_BEHIND = 256
+# Records of copies that are remembered to be of copies; of those that are forgotten a proxy fence is asked.
+_MOST_COPIED = 1 << 20
 # The narrowest bulk copy, and what a product of a warpgroup reads of a line of its operand.
-_CHUNK = 16
+CHUNK = 16
 
 
 class BulkShadow(RaceShadow):
@@ -105,7 +108,7 @@ class BulkShadow(RaceShadow):
             RaceError: somebody else's access is not ordered before one of them, or a write lacks a proxy fence.
         """
         self.note(frame, access, region, first, lanes, span, "write")
-        self.granules.prepare(first, span, _CHUNK)
+        self.granules.prepare(first, span, CHUNK)
         clocks, lines = frame.machine.clocks, self._lines(first, span)
         seen = clocks.seen[clocks.rows(lanes), : self.readers]
         fine = self._bulk_ordered(frame, lines, lanes)
@@ -117,14 +120,14 @@ class BulkShadow(RaceShadow):
         crossed = np.minimum(seen, clocks.seen[clocks.rows(lanes), half : half + self.readers])
         fine &= (self._write_steps[lines].max(axis=1) <= crossed).all(axis=1)
         for row in np.flatnonzero(~fine):
-            index = np.arange(first[row], first[row] + span, _CHUNK)
-            at, who = self._refuse_write(frame, access, region, index, np.full(len(index), lanes[row]), _CHUNK, flags)
-            _refuse_unfenced(self, frame, access, region, at, who, clocks.has_crossed)
+            index = np.arange(first[row], first[row] + span, CHUNK)
+            at, who = self._refuse_write(frame, access, region, index, np.full(len(index), lanes[row]), CHUNK, flags)
+            refuse_unfenced(self, frame, access, region, at, who, clocks.has_crossed, flags)
         order = np.argsort(first)
         overlaps = np.flatnonzero(np.diff(first[order]) < span)
         if overlaps.size and not flags & STRENGTH:
             one, other = order[overlaps[0]], order[overlaps[0] + 1]
-            record = _pending(frame, lanes[one : one + 1])[0]
+            record = pending_records(frame, lanes[one : one + 1])[0]
             self._report(frame, access, region, int(first[other]), lanes[other], record, "write-write")
         self._set_writes(first, span, agent_records(frame, lanes, own) + (np.int64(_PENDING_BITS) | flags))
 
@@ -142,7 +145,7 @@ class BulkShadow(RaceShadow):
             RaceError: a write that is not ordered before them, or one without a proxy fence between.
         """
         self.note(frame, access, region, first, lanes, span, "read")
-        self.granules.prepare(first, span, _CHUNK)
+        self.granules.prepare(first, span, CHUNK)
         clocks, lines = frame.machine.clocks, self._lines(first, span)
         row, half = clocks.rows(lanes), clocks.crossed
         known = np.minimum(clocks.seen[row, : self.readers], clocks.seen[row, half : half + self.readers])
@@ -151,19 +154,42 @@ class BulkShadow(RaceShadow):
             index = used[one]
             _refuse_read(self, frame, access, region, index, np.full(len(index), lanes[one]), clocks.has_crossed)
         self._read_steps[lines, self.readers] = PENDING
-        record = _pending(frame, lanes)
+        self.draining(frame, first, span, lanes)
+
+    def draining(self, frame: Frame, first: Array, span: int, lanes: Array) -> None:
+        """Copies out of ranges have not read yet, beside others that nothing has ordered."""
+        record, column = pending_records(frame, lanes), self._reads[self.readers]
         for row, slots in self.granules.ranges(first, span):
-            self._reads[self.readers, slots] = record[row]
+            column[slots] = self._beside(frame, column[slots], int(record[row]), int(lanes[row]))
+
+    def _beside(self, frame: Frame, held: Array, mine: int, lane: int) -> Array | int:
+        """What stands for a read of a lane, and for those of `held` [n] that do not come before it."""
+        others = np.unique(held[(held != 0) & (held != mine)]).tolist()
+        if all(self._comes_before(frame, lane, each) for each in others):
+            return mine
+        if self.combined is None:
+            self.combined = Combined()
+        mines, who = np.full(len(held), mine), np.full(len(held), lane)
+        return self.combined.with_each(held, mines, who, self.ordering(frame))
+
+    def _comes_before(self, frame: Frame, lane: int, record: int) -> bool:
+        members = (record,) if self.combined is None else self.combined.members(record)
+        ordered = self.ordering(frame)
+        return all(ordered(lane, each) for each in members)
 
     def drained(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array | None = None) -> None:
         """Those copies have read: the reads count as their threads', which have waited, or as those of agents `own`."""
         mine = self._mine(frame, lanes, np.int64(0))
         if own is not None:
             mine = agent_records(frame, lanes, own) + np.int64(frame.machine.clocks.now << STEP_SHIFT)
-        pending = _pending(frame, lanes)
+        pending = pending_records(frame, lanes)
         for row, slots in self.granules.ranges(first, span):
             column = self._reads[self.readers, slots]
-            column[column == pending[row]] = mine[row]
+            if self.combined is None:
+                column[column == pending[row]] = mine[row]
+            else:
+                waiting, done = np.full(len(column), pending[row]), np.full(len(column), mine[row])
+                column[:] = self.combined.completed(column, waiting, done)
 
     # Products of a warpgroup, whose reads are those of an agent: whoever waits for a product comes after all of them
 
@@ -175,9 +201,9 @@ class BulkShadow(RaceShadow):
         Raises:
             RaceError: a write that is not ordered before them, or one without a proxy fence between.
         """
-        self.note(frame, access, region, index, np.full(len(index), lanes[0]), _CHUNK, "read")
+        self.note(frame, access, region, index, np.full(len(index), lanes[0]), CHUNK, "read")
         clocks, lines, half = frame.machine.clocks, index >> _LINE_SHIFT, frame.machine.clocks.crossed
-        lanes = _that_know_alone(clocks, lanes)
+        lanes = that_know_alone(clocks, lanes)
         row = clocks.rows(lanes)
         known = np.minimum(clocks.seen[row, : self.readers], clocks.seen[row, half : half + self.readers])
         fine = bool((self._write_steps[lines].max(axis=0) <= known).all())
@@ -208,12 +234,12 @@ class BulkShadow(RaceShadow):
     def wait_for_products(self, frame: Frame, lanes: Array, group: int) -> None:
         """The warps of `lanes` have waited for products of their warpgroup: its reads come before what they do next."""
         clocks = frame.machine.clocks
-        row = clocks.rows(_that_know_alone(clocks, lanes))
+        row = clocks.rows(that_know_alone(clocks, lanes))
         clocks.seen[row, clocks.agents + self._multiplying[group]] = clocks.now
 
     def _note_products(self, frame: Frame, index: Array, lanes: Array, group: int, step: int) -> None:
         column = self.readers + 1 + group
-        at, _ = self.granules.cover(index, _CHUNK)
+        at, _ = self.granules.cover(index, CHUNK)
         agent = agent_records(frame, lanes, self._multiplying[group : group + 1])
         self._reads[column, at] = agent + (np.int64(step) << np.int64(STEP_SHIFT))
         self._read_steps[index >> _LINE_SHIFT, column] = step
@@ -239,7 +265,7 @@ class BulkShadow(RaceShadow):
         self._bulk_writes[lines] = records[:, None] if whole else records[:, None] | np.int64(_PENDING_BITS)
 
 
-def _that_know_alone(clocks: Clocks, lanes: Array) -> Array:
+def that_know_alone(clocks: Clocks, lanes: Array) -> Array:
     """Of the warps of `lanes`, the first of each, one lane for each row of what they know."""
     if not clocks.apart[lanes >> 5].any():
         return lanes
@@ -254,7 +280,7 @@ def agent_records(frame: Frame, lanes: Array, own: Array) -> Array:
     return frame.machine.first_thread + lanes // threads * threads + own + int(BULK)
 
 
-def _pending(frame: Frame, lanes: Array) -> Array:
+def pending_records(frame: Frame, lanes: Array) -> Array:
     """Records of bulk copies that wait for their group."""
     return lanes + np.int64(_PENDING_BITS + frame.machine.first_thread + int(BULK | ASYNCHRONOUS))
 
@@ -278,11 +304,11 @@ def _refuse_read(
     bad = shadow._conflicts(frame, who, previous, mine)
     if bad.size:
         shadow._report_granules(frame, access, region, at, who, mine, bad, previous[bad], "write-read")
-    _refuse_unfenced(shadow, frame, access, region, at, who, fenced)
+    refuse_unfenced(shadow, frame, access, region, at, who, fenced)
     return at, who
 
 
-def _refuse_unfenced(
+def refuse_unfenced(
     shadow: RaceShadow,
     frame: Frame,
     access: Accessing,
@@ -290,6 +316,7 @@ def _refuse_unfenced(
     at: Array,
     who: Array,
     fenced: Callable[[Array, Array], Array],
+    flags: np.int64 = WEAK,
 ) -> None:
     """Report a write through the generic proxy, of slots `at` [n], without a proxy fence before bulk copies of `who`.
 
@@ -297,24 +324,37 @@ def _refuse_unfenced(
     base causality order), be the copy a read of what was written or a write over it.
     """
     previous = shadow._writes[at]
-    plain = (previous != 0) & (previous & (BULK | ASYNCHRONOUS) == 0)
-    bad = np.flatnonzero(plain & ~fenced(who, previous))
+    plain = (previous != 0) & (previous & (BULK | ASYNCHRONOUS) == 0) & ~_copied(shadow, frame, previous, who, flags)
+    at, who, previous = at[plain], who[plain], previous[plain]
+    bad = np.flatnonzero(~fenced(who, previous))
     if bad.size:
         mine = shadow._mine(frame, who, np.int64(0))
         shadow._report_granules(frame, access, region, at, who, mine, bad, previous[bad], "proxy")
 
 
+def _copied(shadow: RaceShadow, frame: Frame, records: Array, who: Array, flags: np.int64) -> Array:
+    """Which writes of `records` [n] need no proxy fence before bulk copies of `who` [n], being of copies themselves.
+
+    Both are then in the asynchronous proxy: of one CTA ("Causality order": the same proxy, and the same thread block),
+    or both combine what they bring, and need no order.
+    """
+    found = np.zeros(len(records), np.bool_)
+    if not shadow.copied:
+        return found
+    for record in np.unique(records).tolist():
+        if record in shadow.copied:
+            found |= records == record
+    per_cta = frame.machine.warps * LANES
+    near = (records & THREAD) // per_cta == (who + frame.machine.first_thread) // per_cta
+    return found & (near | (records & flags & STRENGTH != 0))
+
+
 def _fenced_in_global_memory(frame: Frame) -> Callable[[Array, Array], Array]:
-    """Whether the issuing lane of a copy, or the writer of a record, has executed a proxy fence since the write."""
+    """Whether a proxy fence lies between the write of a record and what a lane does now."""
     machine = frame.machine
-    fences = machine.launch.proxied
 
     def fenced(lanes: Array, record: Array) -> Array:
-        step = record >> STEP_SHIFT
-        reader, writer = (lanes + machine.first_thread).tolist(), (record & THREAD).tolist()
-        last = [max(fences.get(one, -1), fences.get(other, -1)) for one, other in zip(reader, writer, strict=True)]
-        fine: Array = np.array(last, np.int64) >= step
-        return fine
+        return machine.launch.proxied.between(machine.clocks, lanes, record)
 
     return fenced
 
@@ -331,20 +371,40 @@ def global_read(frame: Frame, access: Accessing, region: Region, index: Array, l
     shadow = shadow_of(region)
     shadow.note(frame, access, region, index, lanes, access.width, "read")
     fenced = _fenced_in_global_memory(frame)
+    if isinstance(shadow, ExactShadow):
+        shadow.begin(frame, access, region, index, lanes, pending_records(frame, lanes), access.width, writes=False)
+        refuse_unfenced(shadow, frame, access, region, *shadow._cover(index, lanes, access.width), fenced)
+        return
     at, who = _refuse_read(shadow, frame, access, region, index, lanes, fenced)
     last = shadow._reads[0, at]
     known = np.flatnonzero(last)
-    shadow._reads[1, at[known]] = last[known]
-    shadow._reads[0, at] = _pending(frame, who)
+    shadow._reads[1, at[known]] = _displaced(frame, shadow, shadow._reads[1, at[known]], last[known], who[known])
+    shadow._reads[0, at] = pending_records(frame, who)
+
+
+def _displaced(frame: Frame, shadow: RaceShadow, others: Array, last: Array, who: Array) -> Array:
+    """What stands for `others` [n] and for the last readers `last` [n], whose place copies of `who` [n] take."""
+    found: Array = last.copy()
+    apart = np.flatnonzero((others != 0) & (others != last))
+    table, which = np.unique(np.stack([others, last, who], axis=1)[apart], axis=0, return_inverse=True)
+    ordered = shadow.ordering(frame)
+    for number, (other, one, lane) in enumerate(table.tolist()):
+        if not ordered(lane, other):
+            found[apart[which.ravel() == number]] = merge(other, one, frame.machine.clocks)
+    return found
 
 
 def global_read_done(frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, own: Array) -> None:
     """Those copies have read and landed: who waits for their agents `own` [n] comes after the reads."""
     shadow = shadow_of(region)
+    if isinstance(shadow, ExactShadow):
+        after = agent_records(frame, lanes, own) + np.int64(frame.machine.clocks.now << STEP_SHIFT)
+        shadow.end(index, access.width, pending_records(frame, lanes), after, writes=False)
+        return
     at, row = shadow.granules.cover(index, access.width)
     who, own = (lanes, own) if row is None else (lanes[row], own[row])
     landed = agent_records(frame, who, own) + np.int64(frame.machine.clocks.now << STEP_SHIFT)
-    pending = _pending(frame, who)
+    pending = pending_records(frame, who)
     for column in shadow._reads:
         mine = np.flatnonzero(column[at] == pending)
         column[at[mine]] = landed[mine]
@@ -360,9 +420,17 @@ def global_write(
     """
     shadow = shadow_of(region)
     shadow.note(frame, access, region, index, lanes, access.width, "write")
-    at, who = shadow._refuse_write(frame, access, region, index, lanes, access.width, flags)
-    _refuse_unfenced(shadow, frame, access, region, at, who, _fenced_in_global_memory(frame))
-    pending = _pending(frame, who) | flags
+    if isinstance(shadow, ExactShadow):
+        records = pending_records(frame, lanes) | flags
+        shadow.begin(frame, access, region, index, lanes, records, access.width, writes=True)
+        at, who = shadow._cover(index, lanes, access.width)
+    else:
+        at, who = shadow._refuse_write(frame, access, region, index, lanes, access.width, flags)
+    refuse_unfenced(shadow, frame, access, region, at, who, _fenced_in_global_memory(frame), flags)
+    pending = pending_records(frame, who) | flags
+    if isinstance(shadow, ExactShadow):
+        shadow._writes[at] = pending
+        return
     if flags & STRENGTH:
         _combine(frame, shadow, at, who, pending)
         return
@@ -388,10 +456,19 @@ def _combine(frame: Frame, shadow: RaceShadow, at: Array, who: Array, pending: A
 def global_write_done(
     frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, flags: np.int64 = WEAK
 ) -> None:
-    """Those copies are complete, and their threads have waited for them."""
+    """Those copies are complete, and their threads have waited for them.
+
+    They count as accesses of their threads from now on, at a step at which these do nothing else.
+    """
     shadow = shadow_of(region)
     at, who = shadow._cover(index, lanes, access.width)
-    found, pending, done = shadow._writes[at], _pending(frame, who) | flags, shadow._mine(frame, who, flags)
+    found, pending, done = shadow._writes[at], pending_records(frame, who) | flags, shadow._mine(frame, who, flags)
+    if len(shadow.copied) > _MOST_COPIED:
+        shadow.copied.clear()
+    shadow.copied.update(np.unique(done).tolist())
+    if isinstance(shadow, ExactShadow):
+        before, after = pending_records(frame, lanes) | flags, shadow._mine(frame, lanes, flags)
+        shadow.end(index, access.width, before, after, writes=True)
     if shadow.combined is None:
         shadow._writes[at] = np.where(found == pending, done, found)
         return

@@ -434,12 +434,13 @@ class Clocks:
         inside = np.flatnonzero(own == cluster)
         width = LANES * self.warps
         found[inside] = self._in_rows(self.seen, rows[inside], record[inside], lanes[inside] % width)
-        for each in np.flatnonzero(own != cluster).tolist():
+        everywhere = (record & SEVERAL) >> SEVERAL_SHIFT == _SOME_CLUSTERS
+        for each in np.flatnonzero((own != cluster) & ~everywhere).tolist():
             beyond = self.beyond.get(int(rows[each]))
             number = 0 if beyond is None else int(beyond.rows[cluster[each]])
             if number:
                 found[each] = self.is_known(number, int(record[each]))
-        for each in np.flatnonzero((record & SEVERAL) >> SEVERAL_SHIFT == _SOME_CLUSTERS).tolist():
+        for each in np.flatnonzero(everywhere).tolist():
             found[each] = self._everywhere(int(rows[each]), int(own[each]), int(record[each] >> STEP_SHIFT))
         return found
 
@@ -471,6 +472,12 @@ class Clocks:
         nobody = np.array([-1])
         return bool(self._in_rows(self.pool.rows, np.array([number]), np.array([record]), nobody)[0])
 
+    def reaches(self, known: Array, record: int) -> bool:
+        """Whether the first columns of a row, about the cluster of a record, have reached it."""
+        row = np.zeros((1, self.columns), np.int64)
+        row[0, : len(known)] = known
+        return bool(self._in_rows(row, np.array([0]), np.array([record]), np.array([-1]))[0])
+
     def _in_rows(self, table: Array, rows: Array, record: Array, own: Array) -> Array:
         """`ordered` by rows of `table` about the cluster of each record, but for records of several clusters.
 
@@ -483,7 +490,7 @@ class Clocks:
         if self.by_lane:
             one = plain & (several == _ONE)
             found |= one & (table[rows, self.column_of(thread)] >= step)
-            copied = record & (ASYNCHRONOUS | BULK) == ASYNCHRONOUS
+            copied = (record & (ASYNCHRONOUS | BULK) == ASYNCHRONOUS) & (several == _ONE)
             found |= copied & (table[rows, self.copy_of(thread)] >= step)
         if self.bulk:
             agent = np.minimum(thread % (LANES * self.warps), AGENTS - 1)

@@ -1,8 +1,9 @@
-"""Copies that combine what they bring with what is there, and atomics beside them: whose accesses they are.
+"""Accesses of bulk copies that stand beside one another: whose they are.
 
-Such accesses do not race with each other, so many of them may stand behind a byte that nothing has ordered. A plain
-access has to come after them all, and not only after the one that came last. One record cannot say of several copies
-in flight which of them are complete: of such a byte memory has the number of a *set* of records.
+Copies that combine what they bring with what is there, and atomics beside them, do not race with each other, and nor do
+copies out of the same shared memory. So many of them may stand behind a byte that nothing has ordered. A plain access
+has to come after them all, and not only after the one that came last. One record cannot say of several copies in flight
+which of them are complete: of such a byte memory has the number of a *set* of records.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import numpy as np
 from refmoe.ptx.state.records import (
     ASYNCHRONOUS,
     BULK,
-    GRID,
     PENDING,
     SEVERAL_SHIFT,
     STEP_SHIFT,
+    STRENGTH,
     STRENGTH_SHIFT,
     THREAD,
     Several,
@@ -27,12 +28,10 @@ from refmoe.ptx.state.records import (
 Array = Any
 # Records of a set; of more the earliest are forgotten.
 _MOST = 64
-_SET = (
-    (PENDING << STEP_SHIFT)
-    | (int(Several.CLUSTERS) << SEVERAL_SHIFT)
-    | int(BULK | ASYNCHRONOUS)
-    | (GRID << STRENGTH_SHIFT)
-)
+# A set is as strong as the weakest of them, and at least 1, by which it differs from what `merge` makes of two copies:
+# as it may be of several clusters, no less than `GRID` excuses anything.
+_SET = (PENDING << STEP_SHIFT) | (int(Several.CLUSTERS) << SEVERAL_SHIFT) | int(BULK | ASYNCHRONOUS)
+_BESIDES_STRENGTH = ~int(THREAD | STRENGTH)
 # Whether an access of a record comes before what a lane does now.
 Ordered = Callable[[int, int], bool]
 
@@ -49,11 +48,11 @@ class Combined:
 
     def are_sets(self, records: Array) -> Array:
         """Which of `records` [n] are sets."""
-        return records & ~THREAD == _SET
+        return (records & _BESIDES_STRENGTH == _SET) & (records & STRENGTH != 0)
 
     def is_set(self, record: int) -> bool:
         """Whether a record is a set."""
-        return record & ~int(THREAD) == _SET
+        return record & _BESIDES_STRENGTH == _SET and record & int(STRENGTH) != 0
 
     def members(self, record: int) -> tuple[int, ...]:
         """The records that one stands for."""
@@ -67,7 +66,8 @@ class Combined:
         if kept not in self._numbers:
             self._numbers[kept] = len(self._sets)
             self._sets.append(kept)
-        return _SET | self._numbers[kept]
+        strength = min(each & int(STRENGTH) for each in kept) >> STRENGTH_SHIFT
+        return _SET | max(strength, 1) << STRENGTH_SHIFT | self._numbers[kept]
 
     def with_one(self, previous: int, mine: int, lane: int, ordered: Ordered) -> int:
         """What stands for a lane's access `mine`, and for those of `previous` that do not come before it."""

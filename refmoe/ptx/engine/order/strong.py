@@ -462,10 +462,13 @@ class Strong:
 
     # Fences
 
-    def fence(self, lanes: Array, strength: int, sequential: bool, alive: Array) -> None:
-        """A fence of some scope: it acquires what was read strongly before, and releases to what is written after."""
+    def fence(self, lanes: Array, strength: int, sequential: bool, alive: Array, order: str = "both") -> None:
+        """A fence of some scope: it acquires what was read strongly before, and releases to what is written after.
+
+        `order`: `"acquire"` or `"release"` does the one and not the other.
+        """
         clocks = self._clocks
-        for lane in lanes.tolist():
+        for lane in lanes.tolist() if order != "release" else ():
             for releases in (*self._pending.get(lane, {}).values(), *self._signals.get(lane, {}).values()):
                 self._acquire(np.array([lane]), self._usable(releases, self._cta(lane), strength), alive)
         if sequential:
@@ -476,6 +479,8 @@ class Strong:
         if sequential and self.choices is not None:
             for row in known:
                 self._come_next(lanes[rows == row], row, strength)
+        if order == "acquire":
+            return
         made: dict[int, FenceKnowledge] = {}
         for lane, row in zip(lanes.tolist(), rows.tolist(), strict=True):
             held = self._fences.setdefault(lane, {})

@@ -1,0 +1,101 @@
+"""Proxy fences for global memory (`fence.proxy.async`, alone or of `.global`), and what lies before each.
+
+Between a write of lanes and a bulk copy of the same bytes lies a fence if the write comes before it, and it before the
+copy, whoever executed it. Of shared memory that is in the clocks themselves; global memory is written in every CTA, so
+each fence keeps what its thread knew of the threads of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from refmoe.ptx.engine.order.clocks import LANES, Clocks
+from refmoe.ptx.engine.order.knowledge import Knowledge
+from refmoe.ptx.state.records import STEP_SHIFT, THREAD
+
+Array = Any
+# Fences of a warp that are remembered. What is behind those that are forgotten counts as fenced.
+_MOST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Fence:
+    """A fence of threads that knew the same.
+
+    Attributes:
+        step: of the fence.
+        threads: of the grid, int64 [n].
+        known: of their own cluster, int32: the columns of warps and of lanes of their row.
+        beyond: of other clusters.
+    """
+
+    step: int
+    threads: Array
+    known: Array
+    beyond: Knowledge | None
+
+
+class ProxyFences:
+    """The fences of a launch, by warp of the grid."""
+
+    def __init__(self) -> None:
+        self._fences: dict[int, list[_Fence]] = {}
+        # Of warps that have forgotten some, the step of the last one of these.
+        self._forgotten: dict[int, int] = {}
+
+    def add(self, clocks: Clocks, lanes: Array) -> None:
+        """`lanes` execute a fence now."""
+        rows = clocks.rows(lanes)
+        for row in np.unique(rows).tolist():
+            threads = lanes[rows == row] + clocks.first_warp * LANES
+            known = clocks.seen[row, : clocks.copy].astype(np.int32)
+            held = self._fences.setdefault(int(threads[0]) // LANES, [])
+            held.append(_Fence(clocks.now, threads, known, clocks.beyond.get(row)))
+            if len(held) > _MOST:
+                self._forgotten[int(threads[0]) // LANES] = held.pop(0).step
+
+    def between(self, clocks: Clocks, lanes: Array, records: Array) -> Array:
+        """Whether one lies between the write of each of `records` [n] and what `lanes` [n] do now; bool [n]."""
+        found = np.zeros(len(records), np.bool_)
+        pairs, which = np.unique(np.stack([lanes, records], axis=1), axis=0, return_inverse=True)
+        reached: dict[int, list[tuple[_Fence, Array]]] = {}
+        for number, (lane, record) in enumerate(pairs.tolist()):
+            near = dict.fromkeys((clocks.first_warp + lane // LANES, (record & int(THREAD)) // LANES))
+            fine = any(
+                self._covers(clocks, each, *one, record) for each in near for one in self._known(clocks, lane, each)
+            )
+            if not fine:
+                if lane not in reached:
+                    reached[lane] = [one for each in self._fences for one in self._known(clocks, lane, each)]
+                fine = any(self._covers(clocks, int(one[1][0]) // LANES, *one, record) for one in reached[lane])
+            found[which.ravel() == number] = fine
+        return found
+
+    def _known(self, clocks: Clocks, lane: int, warp: int) -> Iterator[tuple[_Fence, Array]]:
+        """The fences of a warp that come before what a lane does now, the last first, and whose they are."""
+        me = clocks.first_warp * LANES + lane
+        for fence in reversed(self._fences.get(warp, ())):
+            records = (np.int64(fence.step) << np.int64(STEP_SHIFT)) + fence.threads
+            known = (fence.threads == me) | clocks.ordered(np.full(len(records), lane), records)
+            if known.any():
+                yield fence, fence.threads[known]
+
+    def _covers(self, clocks: Clocks, warp: int, fence: _Fence, threads: Array, record: int) -> bool:
+        """Whether the write of a record comes before the fence of some of its threads."""
+        thread, step = record & int(THREAD), record >> STEP_SHIFT
+        if step <= fence.step and bool((threads == thread).any()):
+            return True
+        if step <= self._forgotten.get(warp, -1):
+            return True
+        cluster = thread // LANES // clocks.warps
+        if cluster == warp // clocks.warps:
+            return clocks.reaches(fence.known, record)
+        return (
+            fence.beyond is not None
+            and bool(fence.beyond.rows[cluster])
+            and clocks.is_known(int(fence.beyond.rows[cluster]), record)
+        )
