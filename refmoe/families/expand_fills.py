@@ -82,8 +82,8 @@ EDGE_CHANNELS = "edge-channels"
 #: Of it the factors of a few channels are half of the largest number.
 LARGE_CHANNELS = "large-channels"
 
-EXPAND_FILLS = Fill.by_name(
-    *FILLS.values(),
+#: Those that quantization does not have.
+OTHER_FILLS = (
     replace(
         FILLS["gaussian"],
         name=EDGE_CHANNELS,
