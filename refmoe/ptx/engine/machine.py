@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,6 +53,8 @@ from refmoe.ptx.text.wgmma import WARPS as WARPGROUP
 Array = Any
 # Back edges of polling loops without any progress before the machine asks whether anything can still change.
 _IDLE = 64
+# Stands for a place.
+_AT_BARRIERS = -1
 # A compact frame pays for gathering registers; a dense one for computing what is thrown away.
 _COMPACT_BELOW = 0.375
 
@@ -167,6 +170,11 @@ class Machine(Runner):
         self._reads = 0
         self._laps: dict[int, int] = {}
 
+    @cached_property
+    def _turn_at_barrier(self) -> Array:
+        """int64 [lanes], in which turn each lane came to a barrier last."""
+        return np.zeros(self.lanes, np.int64)
+
     def restart(self, first_cta: int) -> bool:
         """Become as many other CTAs, if these have exited without a step in Python. False if they have not."""
         if self._stepped or self._living:
@@ -270,7 +278,9 @@ class Machine(Runner):
         """See `Lanes.resume`."""
         if self.turns is not None:
             self.turns.met()
-        self._arrive(self.code.program.blocks[place].terminator.targets[0], 0, mask)
+        # Whoever polls in a loop with a barrier goes on losing turns: else nobody who has lost one would run.
+        turn = int(self._turn_at_barrier[mask].max())
+        self._arrive(self.code.program.blocks[place].terminator.targets[0], turn, mask)
 
     def resume_at(self, place: int, mask: Array) -> None:
         """See `Lanes.resume_at`."""
@@ -412,10 +422,11 @@ class Machine(Runner):
                 refuse_early_exit(self, terminator.instruction, mask)
             self._exit(mask)
         elif kind == "barrier":
-            self.progress()
             number, count, vote = (None if value is None else _all(frame, value) for value in result)
             code = self.code.barriers[place]
+            self._turn_at_barrier[mask] = turn
             if code.kind.startswith("cluster"):
+                self.progress()
                 self.cluster_barrier.come(code, place, mask)
             else:
                 self.barriers.arrive(code, place, mask, (number, count, vote))
@@ -589,8 +600,10 @@ class Machine(Runner):
         return not passing and _same(self._snapshot, self._state())
 
     def _state(self) -> tuple[dict[int, Array], Array]:
-        """Where lanes are that may go on, and the registers."""
-        groups = self.native.groups(waiting=False) if self.steps is None else self.steps.places()
+        """Where lanes are that may go on, at which barriers others are, and the registers."""
+        groups = dict(self.native.groups(waiting=False) if self.steps is None else self.steps.places())
+        # A loop that polls may have barriers in it: to come to one is no progress.
+        groups[_AT_BARRIERS] = self.barriers.at.copy()
         return groups, self.native.copy()
 
     def waiting(self) -> list[str]:

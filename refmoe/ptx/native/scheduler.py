@@ -170,8 +170,10 @@ def _arrival(module: Any) -> Any:
         search.leave_if((at < count) ^ True)
         there = _key(code, queue, at)
         with code.when(((there ^ key) & (TURN - 1)).equals(0)):
-            # A waiting key is higher than any other: those who come wake those who wait.
-            _put(code, queue, at, code.min(there, key), _lanes(code, queue, at) | lanes)
+            # Those who come wake those who wait. Of two that may run both have lost as many turns as one of them.
+            waits = (code.max(there, key) < WAITING) ^ True
+            joined = code.select(waits, code.min(there, key), code.max(there, key), I64)
+            _put(code, queue, at, joined, _lanes(code, queue, at) | lanes)
             code.build.ret_void()
         group.set(at + 1)
     _put(code, queue, count, key, lanes)
@@ -451,6 +453,8 @@ def _pick(module: Any, scheduled: bool) -> None:
             best.set(code.min(best.get(), _ranked(code, context, _key(code, queue, chosen), scheduled)))
     code.done_if(best.get().equals(WAITING), code.constant(I64, NOBODY))
     lowest = _ranked(code, context, best.get(), scheduled)
+    # Whoever goes on with others loses no fewer turns than they have: those that poll together would starve the rest.
+    highest = code.variable(I64, 0)
     with code.range(warps) as warp:
         queue = _queue(code, context, warp)
         chosen = _field(code, queue, Queue.CHOSEN)
@@ -459,11 +463,12 @@ def _pick(module: Any, scheduled: bool) -> None:
             key = _key(code, queue, chosen)
             with code.when(((key ^ lowest) & (TURN - 1)).equals(0)):
                 found.set(_lanes(code, queue, chosen))
+                highest.set(code.max(highest.get(), key))
                 _add(code, queue, Queue.RAN, 1)
                 _remove(code, queue, chosen)
                 _set(code, queue, Queue.CHOSEN, NOBODY)
         code.store(found.get().to(I32), masks + warp * 4, align=4)
-    code.done(lowest)
+    code.done(highest.get())
 
 
 def _arrive(module: Any, arrival: Any) -> None:
