@@ -453,8 +453,6 @@ def _pick(module: Any, scheduled: bool) -> None:
             best.set(code.min(best.get(), _ranked(code, context, _key(code, queue, chosen), scheduled)))
     code.done_if(best.get().equals(WAITING), code.constant(I64, NOBODY))
     lowest = _ranked(code, context, best.get(), scheduled)
-    # Whoever goes on with others loses no fewer turns than they have: those that poll together would starve the rest.
-    highest = code.variable(I64, 0)
     with code.range(warps) as warp:
         queue = _queue(code, context, warp)
         chosen = _field(code, queue, Queue.CHOSEN)
@@ -463,12 +461,11 @@ def _pick(module: Any, scheduled: bool) -> None:
             key = _key(code, queue, chosen)
             with code.when(((key ^ lowest) & (TURN - 1)).equals(0)):
                 found.set(_lanes(code, queue, chosen))
-                highest.set(code.max(highest.get(), key))
                 _add(code, queue, Queue.RAN, 1)
                 _remove(code, queue, chosen)
                 _set(code, queue, Queue.CHOSEN, NOBODY)
         code.store(found.get().to(I32), masks + warp * 4, align=4)
-    code.done(highest.get())
+    code.done(lowest)
 
 
 def _arrive(module: Any, arrival: Any) -> None:

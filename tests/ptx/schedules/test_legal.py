@@ -155,6 +155,38 @@ def test_nobody_starves_in_a_branch(first: str, producer: int) -> None:
     assert seen(body, 64, block=64, source=[0]) == {expected}
 
 
+# Split-K's blocks, as CUTLASS has them: thread 0 polls for its block's turn, in a loop in which the block meets.
+TURN_OF_A_BLOCK = """
+    mov.u32 %r3, %ctaid.x; {order} mov.u32 %r4, -1; setp.ne.u32 %p3, %r1, 0;
+    mul.wide.u32 %d3, %r1, 4; add.u64 %d3, %d3, %d0;
+AGAIN:
+    setp.ne.u32 %p1, %r4, %r3;
+    bar.red.and.pred %p2, 0, %p1;
+    @!%p2 bra GO;
+    @%p3 bra AGAIN;
+    ld.acquire.gpu.global.u32 %r4, [%d1];
+    bra AGAIN;
+GO:
+    bar.sync 0;
+    ld.global.u32 %r5, [%d3]; mad.lo.u32 %r5, %r5, 10, %r3; add.u32 %r5, %r5, 1; st.global.u32 [%d3], %r5;
+    bar.sync 0;
+    add.u32 %r3, %r3, 1;
+    @!%p3 st.release.gpu.global.u32 [%d1], %r3;
+    ret;
+"""
+
+
+@pytest.mark.parametrize("order", ["", "sub.u32 %r3, 2, %r3;"], ids=["up", "down"])
+def test_blocks_that_meet_while_they_poll_starve_nobody(order: str) -> None:
+    body = TURN_OF_A_BLOCK.format(order=order)
+    assert seen(body, 64, grid=3, block=64, source=[0], checks=ptx.Checks(), schedules=range(64)) == {(123,) * 64}
+
+
+def test_blocks_that_meet_while_they_poll_for_nothing_are_a_deadlock() -> None:
+    with pytest.raises(ptx.Deadlock, match="poll memory that nothing will change"):
+        outcomes(TURN_OF_A_BLOCK.format(order="add.u32 %r3, %r3, 1;"), 64, grid=2, block=64, source=[0], schedules=[0])
+
+
 def test_lanes_run_apart_where_nothing_keeps_them_together() -> None:
     # One instruction writes, the next reads the neighbour's: since sm_70 lanes need not run them together.
     body = """
