@@ -186,7 +186,8 @@ def vanished(path: Path, records: Sequence[CaseRecord], catalog: Catalog, *, who
         if family in absent:
             lost = f"kernel family {family} passed {count:,} cases in {path} and is gone"
             refusals.append(GateRefusal("baseline.family", f"{lost}; bring it back, or renew the baseline"))
-    by_id = {record.id: record for record in records}
+    # A case that one report skipped and another one ran was run.
+    by_id = {record.id: record for record in sorted(records, key=lambda record: record.verdict is not Verdict.SKIPPED)}
     devices = {record.device for record in records}
     # No case of such a kernel ran, since this machine lacks what it needs. What it refuses, it refuses anyway.
     skipped = {(_kernel(record.id), record.device) for record in records if record.verdict is Verdict.SKIPPED}

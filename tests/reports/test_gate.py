@@ -240,6 +240,15 @@ def test_a_case_that_no_longer_runs_is_refused(tmp_path: Path) -> None:
     assert sentence == f"case {OTHER} passed in {baseline} and is now SKIPPED: no GPU"
 
 
+@pytest.mark.parametrize("order", [("a.json", "b.json"), ("b.json", "a.json")])
+def test_a_case_that_another_report_ran_is_not_gone(tmp_path: Path, order: tuple[str, str]) -> None:
+    baseline = baseline_of(tmp_path / "baseline.json", CASE, OTHER)
+    skipping, running = (tmp_path / "out" / name for name in order)
+    write_document(skipping, [result(), result(OTHER, Verdict.SKIPPED, reason="not built")])
+    write_document(running, [result(OTHER)])
+    assert refusals(skipping.parent, baseline=baseline) == []
+
+
 def test_cases_that_no_longer_run_for_one_reason_are_one_sentence(tmp_path: Path) -> None:
     cases = [replace(ON_GPU, seed=seed) for seed in range(29)]
     baseline = baseline_of(tmp_path / "baseline.json", CASE, *cases)
