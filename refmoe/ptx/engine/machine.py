@@ -22,10 +22,10 @@ import numpy as np
 
 from refmoe.ptx.engine.barriers import Barriers
 from refmoe.ptx.engine.bulk.copies import Bulk
+from refmoe.ptx.engine.bulk.early_exit import refuse_early_exit
 from refmoe.ptx.engine.bulk.exact import ExactBulkShadow
 from refmoe.ptx.engine.bulk.races import BulkShadow
 from refmoe.ptx.engine.cluster.barrier import ClusterBarrier
-from refmoe.ptx.engine.cluster.early_exit import refuse_early_exit
 from refmoe.ptx.engine.code import Code, View
 from refmoe.ptx.engine.copies import Copies
 from refmoe.ptx.engine.exact_races import ExactShadow
