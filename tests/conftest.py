@@ -19,7 +19,7 @@ from refmoe.ptx.findings import unexplained
 from refmoe.verify.kernel import Devices
 
 #: Rooms whose tests ask which races are found. To explain one takes a hundred launches, which tests/ptx/findings judge.
-UNEXPLAINED = ("ptx/engine", "ptx/bulk", "ptx/tensor_cores", "ptx/async_copies", "ptx/findings/test_exact.py")
+UNEXPLAINED = ("ptx/engine", "ptx/bulk", "ptx/tensor_cores", "ptx/async_copies")
 # Its tests are of a package with the toy family laid over it, see tests/families/test_toy_family.py.
 collect_ignore = ["support/toy"]
 
