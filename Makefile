@@ -47,7 +47,7 @@ PARITY_all := --level full
 # A machine may forbid compiled modules; every command here would then compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup parity cutlass cute samples llama-cpp full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench benchmarks against clean mutate invariant litmus schedules exhaustive site
+.PHONY: help setup explained parity cutlass cute samples llama-cpp full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench benchmarks against clean mutate invariant litmus schedules exhaustive site
 
 help:
 	@echo "Prove"
@@ -65,6 +65,7 @@ help:
 	@echo "Check"
 	@echo "  make test       run the tests"
 	@echo "  make executor-faults  plant faults in the PTX executor: the tests that each one names must find it (minutes)"
+	@echo "  make explained  the executor's tests once more, with every race that they find explained (minutes)"
 	@echo "  make litmus     10,000 litmus programs under 16 schedules, and ways through all of them (half an hour of two cores)"
 	@echo "  make schedules  the default cases, CUTLASS's and CuTe DSL's among them, each launch under 16 schedules (half an hour)"
 	@echo "  make lint       ruff, mypy, and the floors that pyproject.toml lists"
@@ -177,6 +178,9 @@ mutants: $(VENV)/.core
 
 mutate: $(VENV)/.core
 	$(BIN)/refmoe mutate $(MUTATE) --jobs $(JOBS) --report $(MUTATE_REPORT)
+
+explained: $(VENV)/.test
+	REFMOE_TEST_EXPLAINED=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/ptx
 
 executor-faults: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow tests/ptx/test_faults.py

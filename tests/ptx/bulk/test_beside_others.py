@@ -120,6 +120,10 @@ TAKEN = WAIT.format(n="W") + "@!%p2 ld.shared.u32 %r9, [%r5];"
         ("@%p0 fence.proxy.async; bar.sync 0;", False),
         # By a third thread, ordered before the writes.
         ("@%p1 fence.proxy.async; bar.sync 0;", False),
+        # So many times that the first ones are forgotten: what is behind those is not fenced for that, and another
+        # thread's fence is not forgotten for these.
+        ("@%p1 fence.proxy.async;" * 20 + "bar.sync 0;", False),
+        ("bar.sync 0; @%p0 fence.proxy.async; setp.eq.u32 %p10, %r1, 1;" + "@%p10 fence.proxy.async;" * 20, True),
     ],
 )
 def test_fences_of_global_memory(between: str, right: bool) -> None:

@@ -18,7 +18,7 @@ from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.state.records import STEP_SHIFT, THREAD
 
 Array = Any
-# Fences of a warp that are remembered. What is behind those that are forgotten counts as fenced.
+# Fences of the same threads that are remembered: the last ones, which know all that earlier ones knew.
 _MOST = 16
 
 
@@ -44,8 +44,6 @@ class ProxyFences:
 
     def __init__(self) -> None:
         self._fences: dict[int, list[_Fence]] = {}
-        # Of warps that have forgotten some, the step of the last one of these.
-        self._forgotten: dict[int, int] = {}
 
     def add(self, clocks: Clocks, lanes: Array) -> None:
         """`lanes` execute a fence now."""
@@ -55,8 +53,9 @@ class ProxyFences:
             known = clocks.seen[row, : clocks.copy].astype(np.int32)
             held = self._fences.setdefault(int(threads[0]) // LANES, [])
             held.append(_Fence(clocks.now, threads, known, clocks.beyond.get(row)))
-            if len(held) > _MOST:
-                self._forgotten[int(threads[0]) // LANES] = held.pop(0).step
+            same = [number for number, fence in enumerate(held) if np.array_equal(fence.threads, threads)]
+            if len(same) > _MOST:
+                del held[same[0]]
 
     def between(self, clocks: Clocks, lanes: Array, records: Array) -> Array:
         """Whether one lies between the write of each of `records` [n] and what `lanes` [n] do now; bool [n]."""
@@ -88,8 +87,6 @@ class ProxyFences:
         """Whether the write of a record comes before the fence of some of its threads."""
         thread, step = record & int(THREAD), record >> STEP_SHIFT
         if step <= fence.step and bool((threads == thread).any()):
-            return True
-        if step <= self._forgotten.get(warp, -1):
             return True
         cluster = thread // LANES // clocks.warps
         if cluster == warp // clocks.warps:
