@@ -259,12 +259,14 @@ class MXFormat:
         element: what a code means.
         scale: what a scale means; a scale takes one byte.
         block: elements of K that share a scale.
+        tensor_scale: the format of one factor more, which all blocks of a tensor share; None if there is none.
     """
 
     name: str
     element: Format
     scale: Format = E8M0
     block: int = MX_BLOCK
+    tensor_scale: Format | None = None
 
     @property
     def codes_a_byte(self) -> int:
@@ -279,9 +281,17 @@ class MXFormat:
 
 MXFP8 = MXFormat("mxfp8", E4M3)
 MXFP4 = MXFormat("mxfp4", E2M1)
-NVFP4 = MXFormat("nvfp4", E2M1, UE4M3, 16)
-"""What the `kind::mxf4nvf4` instructions take. It is not in `MX_FORMATS`: a tensor of it has one FP32 factor more, see
-`refmoe.reference.nvfp4.NVFP4Tensor`."""
+NVFP4 = MXFormat("nvfp4", E2M1, UE4M3, 16, tensor_scale=FP32)
+"""What the `kind::mxf4nvf4` instructions take; see `refmoe.reference.nvfp4.NVFP4Tensor`."""
+
+BLOCK_FORMATS: Mapping[str, MXFormat] = MappingProxyType({each.name: each for each in (MXFP8, MXFP4, NVFP4)})
+"""Every block-scaled format by its name."""
+
+MX_FORMATS: Mapping[str, MXFormat] = MappingProxyType(
+    {name: each for name, each in BLOCK_FORMATS.items() if each.scale is E8M0}
+)
+"""Those whose scales are powers of two, which a scale mode chooses. Any other one has a rule, `quantize_NAME`, and
+its one policy, `POLICY`, in the module of its name in `refmoe.reference`."""
 
 
 @dataclass(frozen=True)
@@ -314,9 +324,6 @@ BLOCK_FP8: Mapping[str, TileFormat] = MappingProxyType(
 )
 """Block FP8 by the shape of its tiles: 1x128 for activations, 128x128 for weights (DeepSeek-V3's technical report,
 section 3.3.2). Checkpoints call the scale `weight_scale_inv`; what it does is multiply."""
-
-MX_FORMATS: Mapping[str, MXFormat] = MappingProxyType({mx.name: mx for mx in (MXFP8, MXFP4)})
-"""The formats that an `MXTensor` may have, by name."""
 
 
 @dataclass(frozen=True)
@@ -366,6 +373,18 @@ def as_mx_format(format: object) -> MXFormat:
     return MX_FORMATS[format]
 
 
+def as_tensor_format(format: object) -> MXFormat:
+    """The entry of `BLOCK_FORMATS` with that name, of those whose codes and block scales alone are a tensor.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    alone = {name: each for name, each in BLOCK_FORMATS.items() if each.tensor_scale is None}
+    if not isinstance(format, str) or format not in alone:
+        raise ArgumentError("format", describe(format), " or ".join(alone))
+    return alone[format]
+
+
 def _listed() -> Iterator[str]:
     heads = f"{'element':<8}{'bits':>5}{'exponent':>10}{'mantissa':>10}{'bias':>6}"
     yield f"{heads}  {'largest':<14}{'smallest':<14}not a number"
@@ -374,9 +393,9 @@ def _listed() -> Iterator[str]:
         limits = "".join(f"{float(number):<14.6g}" for number in (fmt.max, fmt.min))
         yield f"{fmt.name:<8}{sizes}  {limits}{_NOT_NUMBERS[fmt.specials]}"
     yield ""
-    for mx in (*MX_FORMATS.values(), NVFP4):
+    for mx in BLOCK_FORMATS.values():
         codes = f"{mx.element.name} codes, {mx.codes_a_byte} a byte; {mx.block} share a scale of {mx.scale.name}"
-        yield f"{mx.name:<8} {codes}{'' if mx.name in MX_FORMATS else ', and all of a tensor one of fp32'}"
+        yield f"{mx.name:<8} {codes}{f', and all of a tensor one of {mx.tensor_scale.name}' if mx.tensor_scale else ''}"
     for tile in BLOCK_FP8.values():
         codes = f"{tile.element.name} codes; {tile.name} of them share a scale of {tile.scale.name}"
         yield f"{tile.name:<8} {codes}: block FP8"

@@ -35,8 +35,7 @@ RECORDS = {
 #: Lists of refmoe/formats.py, with what they begin with then.
 LISTS = {
     "for fmt in (E4M3, ": "for fmt in (E3M2, UE5M3, E4M3, ",
-    "for mx in (MXFP8, ": "for mx in (MXFP6, MXE5M2, MXFP8, ",
-    "in (*MX_FORMATS.values(), NVFP4)": "in (*MX_FORMATS.values(), TOYFP4, NVFP4)",
+    "for each in (MXFP8, ": "for each in (MXFP6, MXE5M2, TOYFP4, MXFP8, ",
 }
 
 #: refmoe/reference/toyfp4.py
@@ -48,12 +47,14 @@ from __future__ import annotations
 import numpy as np
 
 from refmoe.formats import E2M1, TOYFP4, UE5M3
-from refmoe.reference.layout import pack_fp4
 from refmoe.reference.quantize import checked_blocks
+from refmoe.reference.tensor import MXTensor
+
+POLICY = "nearest"
 
 
 def quantize_toyfp4(x):
-    """The packed codes [..., K/2] and the scales [..., K/16] of FP32 [..., K]; a block that is not finite has a NaN."""
+    """The tensor of FP32 [..., K]; a block that is not finite has a NaN scale."""
     blocks = checked_blocks(x, TOYFP4.block).astype(np.float64)
     steps = UE5M3.values()[: UE5M3.max_code + 1]
     amax = np.abs(blocks).max(axis=1)
@@ -64,7 +65,8 @@ def quantize_toyfp4(x):
     magnitudes = E2M1.values()[: E2M1.max_code + 1]
     codes = np.abs(magnitudes - np.abs(scaled)[..., None]).argmin(axis=2) | np.signbit(scaled) << 3
     shape = (*x.shape[:-1], -1)
-    return pack_fp4(codes.astype(np.uint8).reshape(x.shape)), scales.astype(np.uint8).reshape(shape)
+    codes = codes.astype(np.uint8).reshape(x.shape)
+    return MXTensor.of_elements(codes, scales.astype(np.uint8).reshape(shape), "toyfp4")
 '''
 
 SCRIPT = """
@@ -75,14 +77,12 @@ import numpy as np
 import refmoe
 from refmoe.errors import ArgumentError
 from refmoe.families.stages import Codes, Scales
-from refmoe.formats import E3M2, FORMATS, FP32, MX_FORMATS, TOYFP4, UE5M3
+from refmoe.formats import E3M2, FORMATS, FP32, MX_FORMATS, UE5M3
 from refmoe.numbers_as_text import compared_text, number_text
 from refmoe.policies import detect_policy
 from refmoe.policy import ScaleMode
-from refmoe.reference.dequantize import dequantize_codes
 from refmoe.reference.scalar.numbers import decode
 from refmoe.reference.scalar.quantize import dequantize_block, quantize_block
-from refmoe.reference.toyfp4 import quantize_toyfp4
 
 draw = np.random.default_rng(5)
 x = (draw.standard_normal((9, 64)) * 2.0 ** draw.integers(-140, 120, (9, 1))).astype(np.float32)
@@ -115,8 +115,8 @@ def refusal(format):
 
 small = (draw.standard_normal((8, 64)) * 2.0 ** draw.integers(-8, 8, (8, 1))).astype(np.float32)
 evens = [refmoe.quantize(x, format, policy="even") for format in ("mxfp6", "mxfp8_e5m2")]
-codes, scales = quantize_toyfp4(small)
-back = dequantize_codes(codes, scales, TOYFP4)
+tensor = refmoe.quantize(small, "toyfp4")
+back = refmoe.dequantize(tensor)
 print(json.dumps({
     "package": refmoe.__file__,
     "names": list(FORMATS),
@@ -131,8 +131,8 @@ print(json.dumps({
     "printed": str(refmoe.formats),
     "refusal": refusal("mxfp7"),
     "error": float(np.linalg.norm(back - small) / np.linalg.norm(small)),
-    "shapes": [codes.shape, scales.shape],
-    "poisoned": bool(np.isnan(dequantize_codes(*quantize_toyfp4(x), TOYFP4)[3, :16]).all()),
+    "shapes": [tensor.codes.shape, tensor.scales.shape, tensor.shape],
+    "poisoned": bool(np.isnan(refmoe.dequantize(refmoe.quantize(x, "toyfp4"))[3, :16]).all()),
 }))
 """
 
@@ -176,7 +176,7 @@ def test_they_are_listed_and_printed(found: dict[str, Any]) -> None:
     assert "e3m2        6         3         2     3  28            0.0625        none" in found["printed"]
     assert "mxfp6    e3m2 codes, 1 a byte; 32 share a scale of e8m0" in found["printed"]
     assert "toyfp4   e2m1 codes, 2 a byte; 16 share a scale of ue5m3" in found["printed"]
-    assert found["refusal"] == "format: found str 'mxfp7'; needed mxfp6, mxfp8_e5m2, mxfp8, mxfp4 or nvfp4"
+    assert found["refusal"] == "format: found str 'mxfp7'; needed mxfp6, mxfp8_e5m2, toyfp4, mxfp8, mxfp4 or nvfp4"
 
 
 def test_codes_have_values_and_words(found: dict[str, Any]) -> None:
@@ -195,7 +195,7 @@ def test_the_element_format_is_quantized_by_every_mode_as_the_definition_says(fo
 
 
 def test_the_scale_format_is_quantized_by_its_module_and_dequantized_by_its_record(found: dict[str, Any]) -> None:
-    assert found["shapes"] == [[8, 32], [8, 4]]
+    assert found["shapes"] == [[8, 32], [8, 4], [8, 64]]
     assert 0.01 < found["error"] < 0.15
     assert found["poisoned"]
 

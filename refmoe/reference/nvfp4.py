@@ -33,6 +33,9 @@ from refmoe.reference.chunks import for_each_chunk
 from refmoe.reference.fp32 import BF16, fp32_bits
 from refmoe.reference.layout import pack_fp4, unpack_fp4
 
+#: The one policy of NVFP4.
+POLICY = "transformer_engine"
+
 _BLOCKS_A_CHUNK = 1 << 14
 _INFINITY = 0x7F800000
 _NAN_SCALE = 0x7F

@@ -14,6 +14,7 @@ The definition that it is held against is `refmoe.reference.scalar`.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from functools import cache, partial
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import E8M0, MX_FORMATS, MXFP4, MXFP8, NVFP4, Format, MXFormat, as_mx_format
+from refmoe.formats import BLOCK_FORMATS, E8M0, MX_FORMATS, MXFP4, MXFP8, Format, MXFormat, as_mx_format
 from refmoe.policy import (
     DEEPGEMM_FLOOR,
     EDGE_FORMATS,
@@ -39,7 +40,7 @@ from refmoe.policy import (
 from refmoe.reference.chunks import for_each_chunk
 from refmoe.reference.fp32 import BF16, fp32_bits, magnitude_values
 from refmoe.reference.gguf.mxfp4 import quantize_gguf_blocks
-from refmoe.reference.nvfp4 import NVFP4Tensor, quantize_nvfp4
+from refmoe.reference.nvfp4 import NVFP4Tensor
 from refmoe.reference.tensor import MXTensor
 
 _BLOCKS_A_CHUNK = 1 << 14
@@ -57,9 +58,6 @@ _UNDEFINED = {
 # A stand-in scale under which every block whose own scale byte is 0 is all zeros: its exponent fields are below
 # emax + 2, at most 17.
 _VANISHING_SCALE = 127
-
-#: The one policy of NVFP4, see `refmoe.reference.nvfp4`.
-NVFP4_POLICY = "transformer_engine"
 
 
 def quantize_mxfp8(
@@ -130,12 +128,11 @@ def quantize(x: NDArray[np.generic], format: str, *, policy: Policy | str | None
         ArgumentError: an unknown format or policy, a format that the policy does not produce, a policy of your own
             without an edge policy or with another rounding, or what `quantize_mxfp8` refuses.
     """
-    if format == NVFP4.name:
-        if policy not in (None, NVFP4_POLICY):
-            raise ArgumentError("policy", describe(policy), f"{NVFP4_POLICY}, the only one of {format}")
-        return quantize_nvfp4(x)
-    if not isinstance(format, str) or format not in MX_FORMATS:
-        raise ArgumentError("format", describe(format), f"{', '.join(MX_FORMATS)} or {NVFP4.name}")
+    if not isinstance(format, str) or format not in BLOCK_FORMATS:
+        *others, last = BLOCK_FORMATS
+        raise ArgumentError("format", describe(format), f"{', '.join(others)} or {last}")
+    if format not in MX_FORMATS:
+        return _by_its_own_rule(x, format, policy)
     policy, mx = as_policy("rceil/exact" if policy is None else policy), as_mx_format(format)
     if format not in policy.formats:
         raise ArgumentError("format", f"{format} with policy {policy.name}", f"one of {', '.join(policy.formats)}")
@@ -144,6 +141,15 @@ def quantize(x: NDArray[np.generic], format: str, *, policy: Policy | str | None
     if policy.edge is None or policy.rounding is not ElementRounding.NEAREST_EVEN:
         raise ArgumentError("policy", f"{policy.name}, whose rules are its own", "an edge policy, and ties to even")
     return _quantize(x, mx, policy.mode, policy.edge)
+
+
+def _by_its_own_rule(x: NDArray[np.generic], format: str, policy: Policy | str | None) -> MXTensor | NVFP4Tensor:
+    """Quantize to a format whose scales no mode chooses, by the module of its name."""
+    rule = importlib.import_module(f"refmoe.reference.{format}")
+    if policy not in (None, rule.POLICY):
+        raise ArgumentError("policy", describe(policy), f"{rule.POLICY}, the only one of {format}")
+    made: MXTensor | NVFP4Tensor = getattr(rule, f"quantize_{format}")(x)
+    return made
 
 
 def _quantize(x: NDArray[np.generic], mx: MXFormat, mode: ScaleMode, edge: EdgePolicy) -> MXTensor:

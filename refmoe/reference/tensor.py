@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import E8M0, MX_BLOCK, MXFP4, NVFP4, UE4M3, MXFormat, as_mx_format
+from refmoe.formats import E8M0, MX_BLOCK, MXFP4, NVFP4, UE4M3, MXFormat, as_tensor_format
 from refmoe.reference.arrays import checked_array
 from refmoe.reference.dequantize import dequantize_codes
 from refmoe.reference.layout import pack_fp4, unpack_fp4
@@ -31,7 +31,7 @@ class MXTensor:
         codes: uint8 [..., K] E4M3 codes for "mxfp8"; uint8 [..., K/2] packed E2M1 codes for "mxfp4", the even element
             in the low nibble.
         scales: uint8 [..., K/32] E8M0 bytes, linear.
-        format: "mxfp8" or "mxfp4".
+        format: "mxfp8" or "mxfp4", or any other of `BLOCK_FORMATS` that has no factor of the whole tensor.
 
     Raises:
         ArgumentError: an unknown format, a dtype other than uint8, or shapes that do not belong together.
@@ -42,7 +42,7 @@ class MXTensor:
     format: str
 
     def __post_init__(self) -> None:
-        block = as_mx_format(self.format).block
+        block = as_tensor_format(self.format).block
         for name, array in (("codes", self.codes), ("scales", self.scales)):
             if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim == 0:
                 raise ArgumentError(name, describe(array), "a uint8 array of at least one dimension")
@@ -54,7 +54,7 @@ class MXTensor:
     @classmethod
     def of_elements(cls, elements: NDArray[np.uint8], scales: NDArray[np.uint8], format: str) -> MXTensor:
         """The tensor of codes that are one a byte, uint8 [..., K]; what the format packs is packed."""
-        return cls(elements if as_mx_format(format).codes_a_byte == 1 else pack_fp4(elements), scales, format)
+        return cls(elements if as_tensor_format(format).codes_a_byte == 1 else pack_fp4(elements), scales, format)
 
     def part(self, index: int | slice) -> MXTensor:
         """The part along the first dimension, C-contiguous."""
@@ -64,7 +64,7 @@ class MXTensor:
     @property
     def mx(self) -> MXFormat:
         """The record of the format."""
-        return as_mx_format(self.format)
+        return as_tensor_format(self.format)
 
     @property
     def shape(self) -> tuple[int, ...]:
