@@ -9,7 +9,7 @@ magnitudes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -376,9 +376,13 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
 
 
 def _far(case: Case) -> Layout:
-    """Where rows lie in the kernel's buffers, with a scale for each 1x128 of them."""
-    k, format = case.shape.k, _FORMATS[case.dtype]
-    return of_rows(case, {"x": k * format.bits // 8, "codes": k, "scales": 4 * -(-k // BLOCK_FP8["1x128"].columns)})
+    """Where rows lie in the kernel's buffers, with a scale for each 1x128 of them, or for 128 rows of such."""
+    k, format, columns = case.shape.k, _FORMATS[case.dtype], -(-case.shape.k // BLOCK_FP8["1x128"].columns)
+    rows = of_rows(case, {"x": k * format.bits // 8, "codes": k, "scales": 4 * columns})
+    if case.block == "1x128":
+        return rows
+    tiles = int(case.rows_before) // BLOCK_FP8_TILE * columns
+    return replace(rows, bytes_before={**rows.bytes_before, "scales": 4 * tiles}, tiles_before=tiles)
 
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
@@ -399,8 +403,8 @@ def _check(case: Case) -> None:
     if case.block == "128x128" and case.layout != "k_major":
         raise refused("layout", case.layout, "k_major with block=128x128: weights have no other")
     check_before(case)
-    if case.rows_before and (case.block, case.layout) != ("1x128", "k_major"):
-        raise refused("rows_before", str(case.rows_before), "block=1x128 and layout=k_major with it")
+    if case.rows_before and case.layout != "k_major":
+        raise refused("rows_before", str(case.rows_before), "layout=k_major with it")
 
 
 # --- cases ----------------------------------------------------------------------------------------------------------
@@ -469,6 +473,7 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 3, k, block="128x128", dtype="f32")
     yield _case("fingerprint", 65_600, 32, layout="mn_major")
     yield _case("fingerprint", 3, 64, rows_before=FAR_ROWS)  # pieces past 2^31
+    yield _case("fingerprint", 5, 256, block="128x128", rows_before=FAR_ROWS // 4)
     yield _case("fingerprint", LOOPING_ROWS, 32)
     yield _case("fingerprint", 1, _LOOPING_TILES * 128, block="128x128", dtype="f32")
     yield _case("fingerprint", 3, 8224, layout="mn_major")  # a row wider than a CTA, by a quarter of a tile

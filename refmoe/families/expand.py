@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.case import MULTIPROCESSORS, Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
-from refmoe.families.expand_fills import EDGE_CHANNELS, LARGE_CHANNELS, OTHER_FILLS, ROW_FILLS, random_bytes
+from refmoe.families.expand_fills import EDGE_CHANNELS, EXPAND_FILLS, LARGE_CHANNELS, ROW_FILLS, random_bytes
 from refmoe.families.extents import ELEMENT_BYTES, grouped_scales, mxfp8_grouped
-from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, behind, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.nvfp4 import NVFP4_FILLS, doubt_nvfp4
 from refmoe.families.quantize import (
@@ -25,13 +25,11 @@ from refmoe.families.quantize import (
     EXHAUSTIVE,
     FAR_ROWS,
     FILE_OPTIONS,
-    FILLS,
     INPUT_FORMATS,
     LOOPING_ROWS,
     MODE,
     MODELS,
     PLAIN,
-    InputFormat,
     check_file,
     make_input,
     settings_of,
@@ -60,9 +58,6 @@ LAYOUT = word("layout", "128x4", "8x4", fixed=True)
 
 #: Layout of ready input's scales, or "none" for absent ones.
 INPUT_SF = word("input_sf", "linear", "128x4", "none")
-
-
-EXPAND_FILLS = Fill.by_name(*FILLS.values(), *OTHER_FILLS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +116,6 @@ def _inputs(case: Case) -> Inputs:
 def _factors(case: Case, x: NDArray[Any]) -> dict[str, Any]:
     """The factor of the tensor and those of the channels, for the outputs that take them."""
     found: dict[str, Any] = {}
-    format: InputFormat
     if case.prescale == "channel" and case.fill == EDGE_CHANNELS:
         format, width = INPUT_FORMATS[case.dtype], case.shape.k
         least, one = 1 << format.mantissa_bits, format.bias << format.mantissa_bits
@@ -130,8 +124,7 @@ def _factors(case: Case, x: NDArray[Any]) -> dict[str, Any]:
         x = prescaled(x, found["prescale"])
     elif case.prescale == "channel" and case.fill == LARGE_CHANNELS:
         # Half of the largest number: of a channel with it what is larger than 2 becomes an infinity, the rest does not.
-        channels = np.arange(case.shape.k)
-        format = INPUT_FORMATS[case.dtype]
+        format, channels = INPUT_FORMATS[case.dtype], np.arange(case.shape.k)
         large, one = ((1 << format.exponent_bits) - 2) << format.mantissa_bits, format.bias << format.mantissa_bits
         found["prescale"] = np.where(channels % 37 == 5, large, one).astype(np.uint16).view(format.dtype)
         x = prescaled(x, found["prescale"])

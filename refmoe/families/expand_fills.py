@@ -82,8 +82,8 @@ EDGE_CHANNELS = "edge-channels"
 #: Of it the factors of a few channels are half of the largest number.
 LARGE_CHANNELS = "large-channels"
 
-#: Those that quantization does not have.
-OTHER_FILLS = (
+EXPAND_FILLS = Fill.by_name(
+    *FILLS.values(),
     replace(
         FILLS["gaussian"],
         name=EDGE_CHANNELS,

@@ -120,7 +120,7 @@ class FarDevice:
         """Run the CTAs of the case's own rows."""
         from refmoe.ptx.state.records import MAX_THREADS
 
-        arguments: list[Any] = [each.whole if isinstance(each, _Tail) else each for each in plan.arguments]
+        arguments = [self._whole(each) for each in plan.arguments]
         numbers = [place for place, each in enumerate(arguments) if isinstance(each, int)]
         for place, more in self.layout.counts.items():
             arguments[numbers[place]] += more
@@ -141,6 +141,18 @@ class FarDevice:
             rows[passed[passed < before]] = -1
         changes: dict[str, Any] = {"grid": grid, "blocks": tuple(blocks.tolist()), "arguments": tuple(arguments)}
         self.inner.launch(dataclasses.replace(plan, **changes))
+
+    def _whole(self, argument: Any) -> Any:
+        """An argument as the longer buffers have it: a buffer itself, and a tensor map of more rows."""
+        from refmoe.cuda.launch import MatrixMap
+
+        if isinstance(argument, _Tail):
+            return argument.whole
+        if isinstance(argument, MatrixMap):
+            buffer = self._whole(argument.buffer)
+            front = self.layout.bytes_before.get(buffer.name, 0) // argument.row_bytes
+            return dataclasses.replace(argument, buffer=buffer, rows=argument.rows + front)
+        return argument
 
     def download(self, buffer: Any) -> Values:
         """The case's own bytes of an output."""

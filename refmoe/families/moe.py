@@ -422,7 +422,7 @@ def _arguments(case: Case, inputs: Inputs) -> dict[str, Any]:
         "fc2_expert_biases": _down_bias(case),  # given to every rank
         "input_sf": scales,
         **{name: inputs[name] for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit")},
-        "tp_size": case.tp_rank + 1,
+        "tp_size": case.tp_rank + (2 if case.path == "separate" else 1),  # the size of the group decides nothing
         "tp_rank": case.tp_rank,
         "min_latency_mode": case.min_latency == "yes",
         "ep_size": case.ranks,

@@ -395,7 +395,10 @@ FAR = {
     "finalize": lambda case: case.rows_before * case.shape.k,
     "deepseek_expand": lambda case: case.rows_before * (case.shape.k // 16),
     "deepseek_finalize": lambda case: case.rows_before * case.shape.k,
-    "deepseek_gemm": lambda case: case.rows_before * case.shape.k,
+    "deepseek_gemm": lambda case: min(
+        max(each.rows_before * each.shape.k for each in default_level("deepseek_gemm")),
+        max(each.experts_before * each.shape.n * each.shape.k for each in default_level("deepseek_gemm")),
+    ),
     "sm12x_gemm": lambda case: case.experts_before * case.shape.n * case.shape.k // 2,
     "sm12x_nvfp4_gemm": lambda case: case.rows_before * case.shape.n,
     "dp4a_gemv": lambda case: case.experts_before * case.shape.n * case.shape.k // 2,

@@ -18,6 +18,7 @@ from refmoe.families.extents import sum_extents
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, far_device, lacks_memory
 from refmoe.families.finalize import (
+    COLUMNS,
     EDGE_SUMS,
     FAR_SUMS,
     PLAIN_SUMS,
@@ -254,6 +255,6 @@ DEEPSEEK_FINALIZE = Family(
     invariance="deepseek_moe",
     check=check_sums_case,
     lacks=lacks_memory,
-    block=8,  # columns of a thread
+    block=COLUMNS,
     group="deepseek",
 )

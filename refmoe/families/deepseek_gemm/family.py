@@ -48,7 +48,7 @@ from refmoe.families.family import (
     Inputs,
     Outputs,
 )
-from refmoe.families.far import ROWS_BEFORE, Layout, behind, far_device, lacks_memory
+from refmoe.families.far import EXPERTS_BEFORE, ROWS_BEFORE, Layout, behind, far_device, lacks_memory
 from refmoe.families.gemm.stages import BoundInterval
 from refmoe.families.vacuity import doubt_products
 from refmoe.families.wrong import ARRAY, BYTE, WRONG, Change, called, huge, wrong_calls
@@ -256,14 +256,17 @@ _BAND = 8
 
 
 def _far(case: Case, tile_m: int) -> Layout:
-    """Where rows lie in the kernel's buffers."""
-    rows, shape = int(case.rows_before), case.shape
+    """Where rows and experts lie in the kernel's buffers; the experts in front have no rows."""
+    rows, experts, shape = int(case.rows_before), int(case.experts_before), case.shape
     return Layout(
         {
             **{"tokens": rows * shape.k, "token_scales": rows * (shape.k // BLOCK) * 4},
+            **{"weights": experts * shape.n * shape.k},
+            "weight_scales": experts * (shape.n // TILE_N) * (shape.k // BLOCK) * 4,
             "out": rows * shape.n * np.dtype(OUT_DTYPES[case.dtype]).itemsize,
         },
-        values={"m_indptr": lambda rows_of: behind(rows_of, rows)},
+        counts={0: experts},
+        values={"m_indptr": lambda rows_of: np.concatenate([np.zeros(experts, np.int64), behind(rows_of, rows)])},
         tiles_before=rows // tile_m * (shape.n // TILE_N),
     )
 
@@ -340,14 +343,15 @@ def _check(case: Case) -> None:
     if case.expected_m and (case.grouping != "masked" or case.expected_m > case.shape.m):
         raise refused("expected_m", str(case.expected_m), f"grouping=masked with it, and at most {case.shape.m}")
     whole_bands = _BAND * (case.tile_m or 1)
-    if case.rows_before and (
-        (case.grouping, case.scales, case.model) != ("contiguous", "k_major", "sm120")
+    if (case.rows_before or case.experts_before) and (
+        (case.grouping, case.scales) != ("contiguous", "k_major")
         or not case.tile_m
         or case.rows_before % whole_bands
+        or case.ctas > 1
         or case.pad
         or case.sample
     ):
-        needed = f"whole bands of {whole_bands} rows with tile_m, contiguous, of model sm120, without pad and sample"
+        needed = f"whole bands of {whole_bands} rows with tile_m, contiguous, ctas=1, without pad and sample"
         raise refused("rows_before", str(case.rows_before), needed)
     if case.fill == "shared-weights" and case.grouping == "masked":
         raise refused("fill", case.fill, "grouping=contiguous: rows of a batch lie apart")
@@ -429,8 +433,12 @@ def _default() -> Iterator[Case]:
     yield _case("near", _LOOPING, rows=_LOOPING_ROWS, tile_m=128, **wgmma)
     yield _case("near", dataclasses.replace(_LOOPING, m=17), rows="1", tile_m=128, ctas=2, **wgmma)
     yield _case("near", Shape(130, 128, n=256, e=4), grouping="masked", rows="130-3-0-65", tile_m=128, **wgmma)
-    for dtype in OUT_DTYPES:  # elements of the output, and bytes of tokens, past 2^31
-        yield _case("near", Shape(5, 128, n=128, e=2), dtype, rows="2-3", tile_m=128, rows_before=1 << 24)
+    for model, dtype in itertools.product(_MODELS, OUT_DTYPES):
+        # Elements of the output, and bytes of tokens, past 2^31.
+        far: dict[str, Any] = {"tile_m": 128, "model": model}
+        yield _case("near", Shape(5, 128, n=128, e=2), dtype, rows="2-3", rows_before=1 << 24, **far)
+        # Bytes of weights past 2^31: DeepSeek-V3's 256 experts have 7.5 GB of them in a layer.
+        yield _case("near", Shape(5, 128, n=1024, e=2), dtype, rows="2-3", experts_before=1 << 14, **far)
     for tile_m in (8, 128):  # a row less than a tile has
         yield _case("near", Shape(tile_m, 256, n=128, e=1), rows=str(tile_m - 1), tile_m=tile_m)
     # As many experts as DeepSeek-V3 has; as Kimi K2 has, more than a byte counts; and a number that is no power of two.
@@ -600,6 +608,7 @@ DEEPSEEK_GEMM = Family(
         number("ctas", 1, launch=True),
         MULTIPROCESSORS,
         ROWS_BEFORE,
+        EXPERTS_BEFORE,
         POISON,
         WRONG,
     ),
