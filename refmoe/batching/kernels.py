@@ -104,29 +104,29 @@ def _routed(name: str, run: Any, source: str, draw: Any = None, **settings: Any)
 
 def _quantize(batch: Arrays, way: str) -> Arrays:
     x = batch["x"]
-    made = quantize.mxfp8_quantize(x, device=_device(), layout=way)
+    made = quantize.quantize_mxfp8(x, device=_device(), layout=way)
     return {"codes": made.codes, "scales": unswizzle_scales(made.scales, (len(x), K // MX_BLOCK), way)}
 
 
 def _nvfp4(batch: Arrays, way: str) -> Arrays:
     """Under one global scale: one taken from the batch's largest element would be every token's."""
     x = batch["x"]
-    made = nvfp4.nvfp4_quantize(x, global_encode_scale=np.float32(3.0), device=_device(), layout=way)
+    made = nvfp4.quantize_nvfp4(x, global_encode_scale=np.float32(3.0), device=_device(), layout=way)
     return {"codes": made.codes, "scales": unswizzle_scales(made.scales, (len(x), K // NVFP4.block), way)}
 
 
 def _block_fp8(batch: Arrays, way: str) -> Arrays:
-    made = block_fp8.block_fp8_quantize(batch["x"], device=_device())
+    made = block_fp8.quantize_block_fp8(batch["x"], device=_device())
     return {"codes": made.codes, "scales": made.scales.reshape(len(batch["x"]), -1)}
 
 
 def _block_fp8_tiles(batch: Arrays, way: str) -> Arrays:
-    made = block_fp8.block_fp8_quantize(batch["x"], device=_device(), block="128x128")
+    made = block_fp8.quantize_block_fp8(batch["x"], device=_device(), block="128x128")
     return {"codes": made.codes}
 
 
 def _q8_1(batch: Arrays, way: str) -> Arrays:
-    return _of_q8_1(q8_1.q8_1_quantize(batch["x"], device=_device()), len(batch["x"]))
+    return _of_q8_1(q8_1.quantize_q8_1(batch["x"], device=_device()), len(batch["x"]))
 
 
 def _of_q8_1(made: Q8Tensor, tokens: int) -> Arrays:

@@ -28,7 +28,7 @@ from refmoe.bench.timing import machine
 from refmoe.cuda.device import PtxDevice, open_device
 from refmoe.cuda.gemm.kernel import grouped_gemm
 from refmoe.cuda.launch import LaunchPlan
-from refmoe.cuda.quantize import mxfp8_quantize
+from refmoe.cuda.quantize import quantize_mxfp8
 from refmoe.cuda.toolchain import build
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.museum.cutlass import Build, find_built, host_launch, prepare
@@ -148,7 +148,7 @@ def _recorded(compute: Callable[[_Recorder], object]) -> Recorded:
 
 def _quantize() -> Recorded:
     x = np.random.default_rng(SEED).standard_normal((_ROWS, K), np.float32).astype(ml_dtypes.bfloat16)
-    return _recorded(lambda device: mxfp8_quantize(x, device=device))
+    return _recorded(lambda device: quantize_mxfp8(x, device=device))
 
 
 def _gemm(offsets: list[int]) -> Recorded:

@@ -14,7 +14,7 @@ from refmoe.bench.timing import machine, measure
 from refmoe.cuda.arguments import expanded_scale_rows, k_groups
 from refmoe.cuda.device import PtxDevice, open_device
 from refmoe.cuda.gemm.kernel import grouped_gemm
-from refmoe.cuda.quantize import mxfp8_quantize
+from refmoe.cuda.quantize import quantize_mxfp8
 from refmoe.errors import RefmoeError
 from refmoe.ptx import Checks
 
@@ -49,10 +49,10 @@ def run(*, rows: int = 2048, rounds: int = 5) -> dict[str, Any]:
     x = np.random.default_rng(SEED).standard_normal((rows, K), np.float32).astype(ml_dtypes.bfloat16)
     devices = executors()
 
-    contenders = {name: partial(mxfp8_quantize, x, device=device) for name, device in devices.items()}
+    contenders = {name: partial(quantize_mxfp8, x, device=device) for name, device in devices.items()}
     _require_same([(made.codes.tobytes(), made.scales.tobytes()) for made in (call() for call in contenders.values())])
     launched = lane_instructions(devices["all checks"])
-    contenders["one row, all checks"] = partial(mxfp8_quantize, x[:1], device=devices["all checks"])
+    contenders["one row, all checks"] = partial(quantize_mxfp8, x[:1], device=devices["all checks"])
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, contender in contenders.items():

@@ -20,7 +20,7 @@ from refmoe.bench.executor import executors, gemm_operands
 from refmoe.bench.timing import machine
 from refmoe.cuda.device import PtxDevice
 from refmoe.cuda.gemm.kernel import grouped_gemm
-from refmoe.cuda.quantize import mxfp8_quantize
+from refmoe.cuda.quantize import quantize_mxfp8
 from refmoe.cuda.routing import route
 from refmoe.errors import RefmoeError
 from refmoe.ptx.engine.code import View
@@ -262,7 +262,7 @@ def _kernels(rows: int, experts: int) -> dict[str, Callable[[PtxDevice], Any]]:
 
     def quantize(device: PtxDevice) -> Any:
         x = rng.standard_normal((rows, _HIDDEN), np.float32).astype(ml_dtypes.bfloat16)
-        return mxfp8_quantize(x, device=device)
+        return quantize_mxfp8(x, device=device)
 
     def gemm(device: PtxDevice) -> Any:
         operands = gemm_operands(np.arange(experts + 1, dtype=np.int64) * 8, 2 * _HIDDEN, _HIDDEN)

@@ -15,7 +15,7 @@ from refmoe.bench.executor import gemm_operands
 from refmoe.bench.timing import machine, measure
 from refmoe.cuda.device import PtxDevice, open_device
 from refmoe.cuda.gemm.kernel import grouped_gemm
-from refmoe.cuda.quantize import mxfp8_quantize
+from refmoe.cuda.quantize import quantize_mxfp8
 from refmoe.cuda.routing import route
 from refmoe.errors import RefmoeError
 from refmoe.ptx import Checks
@@ -155,7 +155,7 @@ def _kernels(rows: int) -> dict[str, Callable[[Checks], bytes]]:
     module = ptx.Module.parse(_REDUCTION)
 
     def quantize(checks: Checks) -> bytes:
-        made = mxfp8_quantize(x, device=_device(checks))
+        made = quantize_mxfp8(x, device=_device(checks))
         return bytes(made.codes.tobytes() + made.scales.tobytes())
 
     def gemm(checks: Checks) -> bytes:

@@ -87,7 +87,7 @@ def block_fp8_plan(
     return LaunchPlan(kernel, grid, TILE_THREADS, arguments)
 
 
-def block_fp8_quantize(
+def quantize_block_fp8(
     x: npt.NDArray[Any],
     *,
     device: Device,

@@ -59,7 +59,7 @@ def nvfp4_quantize_plan(
     return row_plan(kernel, arguments, rows=rows, width=k, multiprocessors=multiprocessors)
 
 
-def nvfp4_quantize(
+def quantize_nvfp4(
     x: npt.NDArray[Any],
     *,
     global_encode_scale: np.float32 | float,

@@ -50,7 +50,7 @@ def q8_1_quantize_plan(
     return LaunchPlan(kernel, grid, THREADS, (x, codes, d, s, quads))
 
 
-def q8_1_quantize(x: npt.NDArray[Any], *, device: Device, variant: str = "llama_cpp_mmvq", fill: int = 0) -> Q8Tensor:
+def quantize_q8_1(x: npt.NDArray[Any], *, device: Device, variant: str = "llama_cpp_mmvq", fill: int = 0) -> Q8Tensor:
     """Quantize a matrix to Q8_1 with the production kernel.
 
     Args:

@@ -56,7 +56,7 @@ def mxfp8_quantize_plan(
     return row_plan(kernel, arguments, rows=rows, width=k, multiprocessors=multiprocessors)
 
 
-def mxfp8_quantize(
+def quantize_mxfp8(
     x: npt.NDArray[Any],
     *,
     device: Device,

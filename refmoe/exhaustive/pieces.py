@@ -290,11 +290,11 @@ class _Holder:
         return [("codes", made.codes, packed), ("scales", made.scales, batch.scales)]  # type: ignore[list-item]
 
     def _quantize(self, x: NDArray[Any], batch: Blocks) -> list[tuple[str, NDArray[np.uint8], NDArray[np.uint8]]]:
-        from refmoe.cuda.quantize import mxfp8_quantize
+        from refmoe.cuda.quantize import quantize_mxfp8
 
         assert self.device is not None
         piece, layout = self.piece, self.piece.subject.variant
-        made = mxfp8_quantize(x, device=self.device, mode=piece.mode, edge=piece.edge, layout=layout, fill=FILL)
+        made = quantize_mxfp8(x, device=self.device, mode=piece.mode, edge=piece.edge, layout=layout, fill=FILL)
         scales = swizzle_scales(batch.scales.reshape(ROWS, -1), layout, fill=FILL)
         return [("codes", made.codes, batch.codes), ("scales", made.scales, scales)]
 

@@ -386,11 +386,11 @@ def _far(case: Case) -> Layout:
 
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
-    from refmoe.cuda.block_fp8 import block_fp8_quantize
+    from refmoe.cuda import block_fp8
 
     words = {"block": case.block, "policy": case.policy, "scales": case.scales, "layout": case.layout}
     place = far_device(case, device, _far(case))
-    result = called(case, block_fp8_quantize)(inputs["x"], device=place, fill=case.poison, **words)
+    result = called(case, block_fp8.quantize_block_fp8)(inputs["x"], device=place, fill=case.poison, **words)
     return {"codes": result.codes, "scales": result.scales.view(np.uint32)}
 
 

@@ -269,9 +269,9 @@ def _far(case: Case) -> Layout:
 
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
-    from refmoe.cuda.nvfp4 import nvfp4_quantize
+    from refmoe.cuda import nvfp4
 
-    result = called(case, nvfp4_quantize)(
+    result = called(case, nvfp4.quantize_nvfp4)(
         inputs["x"],
         global_encode_scale=inputs["global_scale"][0],
         device=far_device(case, device, _far(case)),

@@ -287,10 +287,12 @@ def _far(case: Case) -> Layout:
 
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
-    from refmoe.cuda.q8_1 import q8_1_quantize
+    from refmoe.cuda import q8_1
 
     place = far_device(case, device, _far(case))
-    return q8_outputs(called(case, q8_1_quantize)(inputs["x"], device=place, variant=case.variant, fill=case.poison))
+    return q8_outputs(
+        called(case, q8_1.quantize_q8_1)(inputs["x"], device=place, variant=case.variant, fill=case.poison)
+    )
 
 
 # --- cases ----------------------------------------------------------------------------------------------------------

@@ -447,10 +447,10 @@ def _far(case: Case) -> Layout:
 
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
-    from refmoe.cuda.quantize import mxfp8_quantize
+    from refmoe.cuda import quantize
 
     place = far_device(case, device, _far(case))
-    result = called(case, mxfp8_quantize)(inputs["x"], device=place, **settings_of(case))
+    result = called(case, quantize.quantize_mxfp8)(inputs["x"], device=place, **settings_of(case))
     return {"codes": result.codes, "scales": result.scales}
 
 

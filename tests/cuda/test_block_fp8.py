@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.launch_recorder import Recorder
 
-from refmoe.cuda.block_fp8 import TILE_CTAS_PER_MULTIPROCESSOR, block_fp8_quantize
+from refmoe.cuda.block_fp8 import TILE_CTAS_PER_MULTIPROCESSOR, quantize_block_fp8
 from refmoe.errors import ArgumentError
 
 BF16 = ml_dtypes.bfloat16
@@ -43,21 +43,21 @@ def row(k: int = 64, rows: int = 2, dtype: Any = BF16) -> Any:
 )
 def test_what_is_refused(device: Recorder, x: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        block_fp8_quantize(x, device=device, **options)
+        quantize_block_fp8(x, device=device, **options)
     assert device.launches == []
 
 
 def test_no_rows_launch_nothing(device: Recorder) -> None:
-    result = block_fp8_quantize(row(rows=0), device=device, layout="mn_major")
+    result = quantize_block_fp8(row(rows=0), device=device, layout="mn_major")
     assert result.codes.shape == (0, 64)
     assert result.scales.shape == (1, 0)
     assert device.launches == []
 
 
 def test_plans(device: Recorder) -> None:
-    block_fp8_quantize(row(2880, 5), device=device)
-    block_fp8_quantize(row(2880, 5), device=device, layout="mn_major", scales="ue8m0")
-    block_fp8_quantize(row(2880, 300, np.float32), device=device, block="128x128", policy="exact")
+    quantize_block_fp8(row(2880, 5), device=device)
+    quantize_block_fp8(row(2880, 5), device=device, layout="mn_major", scales="ue8m0")
+    quantize_block_fp8(row(2880, 300, np.float32), device=device, block="128x128", policy="exact")
     rows, turned, tiles = device.launches
     assert (rows.kernel.entry, rows.grid, rows.block) == ("refmoe_block_fp8_1x128_bf16_deepgemm_fp32", 5, 192)
     assert rows.arguments[3:] == (5, 180, 23, 1)

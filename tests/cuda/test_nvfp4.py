@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from support.launch_recorder import Recorder
 
-from refmoe.cuda import expand_as, nvfp4_quantize
+from refmoe import cuda
+from refmoe.cuda import expand_as
 from refmoe.cuda.device import PtxDevice
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
 from refmoe.errors import ArgumentError
@@ -44,7 +45,7 @@ def _row(k: int = 64, rows: int = 2, dtype: Any = BF16) -> Any:
 def test_quantize_refuses(device: Any, changes: dict[str, Any], message: str) -> None:
     arguments = {"x": _row(), "global_encode_scale": 1.0, **changes}
     with pytest.raises(ArgumentError, match=message):
-        nvfp4_quantize(device=device, **arguments)
+        cuda.quantize_nvfp4(device=device, **arguments)
     assert device.launches == []
 
 
@@ -76,7 +77,7 @@ def test_expand_refuses(device: Any, changes: dict[str, Any], message: str) -> N
 
 
 def test_nothing_is_launched_for_no_rows(device: Any) -> None:
-    made = nvfp4_quantize(_row(rows=0), global_encode_scale=1.0, device=device, layout="128x4")
+    made = cuda.quantize_nvfp4(_row(rows=0), global_encode_scale=1.0, device=device, layout="128x4")
     assert (made.codes.shape, made.scales.shape, device.launches) == ((0, 32), (0,), [])
 
 
@@ -100,5 +101,5 @@ def test_every_code_of_every_bf16_by_instruction_and_in_software(arch: str) -> N
     x = np.ascontiguousarray(blocks).view(BF16)
     expected = quantize_nvfp4(x, global_encode_scale=1.0)
     assert np.unique(expected.scales).tolist() == [0x38]
-    made = nvfp4_quantize(x, global_encode_scale=1.0, device=PtxDevice(arch, 8))
+    made = cuda.quantize_nvfp4(x, global_encode_scale=1.0, device=PtxDevice(arch, 8))
     assert made.codes.tobytes() == expected.codes.tobytes()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.launch_recorder import Recorder
 
-from refmoe.cuda.q8_1 import q8_1_quantize
+from refmoe.cuda.q8_1 import quantize_q8_1
 from refmoe.errors import ArgumentError
 
 
@@ -25,20 +25,20 @@ from refmoe.errors import ArgumentError
 def test_refused(changes: dict[str, Any], message: str) -> None:
     device = Recorder()
     with pytest.raises(ArgumentError, match=message):
-        q8_1_quantize(**{"x": np.zeros((1, 32), np.float32), "device": device, **changes})
+        quantize_q8_1(**{"x": np.zeros((1, 32), np.float32), "device": device, **changes})
     assert device.launches == []
 
 
 def test_a_thread_takes_four_elements() -> None:
     device = Recorder()
-    q8_1_quantize(np.zeros((1, 2880), np.float16), device=device)
+    quantize_q8_1(np.zeros((1, 2880), np.float16), device=device)
     (plan,) = device.launches
     assert (plan.grid, plan.block, plan.arguments[-1]) == (3, 256, 720)
-    assert plan.kernel.entry == "refmoe_q8_1_quantize_fp16_llama_cpp_mmvq"
+    assert plan.kernel.entry == "refmoe_quantize_q8_1_fp16_llama_cpp_mmvq"
 
 
 def test_no_rows_launch_nothing() -> None:
     device = Recorder()
-    found = q8_1_quantize(np.zeros((0, 64), np.float32), device=device)
+    found = quantize_q8_1(np.zeros((0, 64), np.float32), device=device)
     assert (found.codes.shape, found.d.shape) == ((0, 64), (0, 2))
     assert device.launches == []

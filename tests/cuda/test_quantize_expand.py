@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.launch_recorder import Recorder
 
-from refmoe.cuda import expand, mxfp8_quantize
+from refmoe.cuda import expand, quantize_mxfp8
 from refmoe.cuda.device import CudaDevice, DeviceUnavailable, PtxDevice, open_device
 from refmoe.errors import ArgumentError
 from refmoe.reference import build_permutation
@@ -50,7 +50,7 @@ def _row(k: int = 64, rows: int = 2) -> Any:
 )
 def test_quantize_refuses(device: Recorder, x: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        mxfp8_quantize(x, device=device, **options)
+        quantize_mxfp8(x, device=device, **options)
     assert device.launches == []
 
 
@@ -118,7 +118,7 @@ def test_expand_refuses_scales_of_the_wrong_size(device: Recorder) -> None:
 
 
 def test_empty_input_launches_nothing_and_returns_filled_buffers(device: Recorder) -> None:
-    quantized = mxfp8_quantize(_row(rows=0), device=device, layout="128x4")
+    quantized = quantize_mxfp8(_row(rows=0), device=device, layout="128x4")
     assert quantized.codes.shape == (0, 64)
     assert quantized.scales.shape == (0,)
     expanded = expand(
@@ -135,14 +135,14 @@ def test_empty_input_launches_nothing_and_returns_filled_buffers(device: Recorde
 
 
 def test_rows_past_the_grid_are_taken_by_a_loop(device: Recorder) -> None:
-    mxfp8_quantize(_row(rows=200), device=device)
+    quantize_mxfp8(_row(rows=200), device=device)
     (plan,) = device.launches
     assert plan.grid == 64 * device.multiprocessors
     assert plan.block == 32  # K = 64 is four threads' work; a warp is the least
 
 
 def test_a_wide_row_takes_several_rounds(device: Recorder) -> None:
-    mxfp8_quantize(np.zeros((1, 16384), BF16), device=device)
+    quantize_mxfp8(np.zeros((1, 16384), BF16), device=device)
     assert device.launches[0].block == 512
 
 

@@ -259,7 +259,7 @@ def test_of_a_changed_source_an_entry_is_compiled_when_it_is_launched(cache: Pat
 
 
 def test_what_does_not_compile_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from refmoe.cuda import device, mxfp8_quantize
+    from refmoe.cuda import device, quantize_mxfp8
 
     calls = []
 
@@ -271,7 +271,7 @@ def test_what_does_not_compile_is_compiled_once(monkeypatch: pytest.MonkeyPatch)
     opened = device.open_device("ptx")
     for _ in range(3):
         with pytest.raises(ToolchainError, match="No space left"):
-            mxfp8_quantize(np.zeros((1, 32), np.float16), device=opened)
+            quantize_mxfp8(np.zeros((1, 32), np.float16), device=opened)
     assert len(calls) == 1
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from refmoe import ptx
-from refmoe.cuda import PtxDevice, mxfp8_quantize, open_device
+from refmoe.cuda import PtxDevice, open_device, quantize_mxfp8
 from refmoe.errors import ArgumentError
 
 #: Every thread writes its number as a word; then, behind a barrier, one thread of each block writes a byte of word 5.
@@ -146,7 +146,7 @@ def test_a_device_hands_its_watch_to_launches() -> None:
     device = open_device("ptx", "sm_121a")
     assert isinstance(device, PtxDevice)
     device.watch = ptx.Watch("codes", first=3 * 64 + 17)
-    made = mxfp8_quantize(np.ones((4, 64), np.float16), device=device, mode="rceil", edge="exact")
+    made = quantize_mxfp8(np.ones((4, 64), np.float16), device=device, mode="rceil", edge="exact")
     (write,) = device.watch.writes
     assert write.value == made.codes[3, 17].tobytes()
     assert write.offset <= 3 * 64 + 17 < write.offset + write.size
