@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
@@ -56,8 +57,8 @@ def groups() -> Mapping[str, tuple[str, ...]]:
     return {name: tuple(each.name for each in all_families().values() if each.group == name) for name in named}
 
 
-def parse_case(text: str) -> Case:
-    """The case of a repro string.
+def parse_case(text: str, arch: str = "") -> Case:
+    """The case of a repro string; `arch` is of one that names none, and "" means the family's leading one.
 
     Raises:
         ArgumentError: a malformed string; the message says which field is wrong and what it may be.
@@ -72,7 +73,7 @@ def parse_case(text: str) -> Case:
             "device", found, f"ptx or cuda, for a kernel of refmoe's; a function of yours runs by pytest or {call}"
         )
     fields = Fields.read(text)
-    return family_named(fields.family).read(fields)
+    return family_named(fields.family).read(replace(fields, arch=fields.arch or arch))
 
 
 def kernel_of(case: Case, devices: Devices) -> Kernel:

@@ -145,7 +145,11 @@ def parity(
         part = share_of(share)
         if part != (1, 1) and not mutants:
             raise ArgumentError("share", f"{share} without --mutants", "--mutants with it: cases have no shares")
-        chosen = [parse_case(text) for text in case or []]
+        if case and suite:
+            raise ArgumentError(
+                "suite", f"{' '.join(suite)} with --case", "one of them: a repro string names its suite"
+            )
+        chosen = [parse_case(text, arch or "") for text in case or []]
         for text in activations or []:
             chosen += activation_cases(text, device, arch, suite or [])
         listed = not chosen

@@ -74,6 +74,8 @@ def test_help_and_version_import_nothing_heavy() -> None:
         (["parity", "--device", "tpu"], "case device: found 'tpu'; needed one of ptx, cuda"),
         (["parity", "--arch", "sm_80"], "case arch: found 'sm_80'"),
         (["parity", "--case", "nonsense"], "case device: found no '@'"),
+        (["parity", "--case", str(CASE), "--arch", "sm_80"], "case arch: found 'sm_80'"),
+        (["parity", "--case", str(CASE), "--suite", "moe"], "suite: found moe with --case"),
         (["parity", "--activations", "none.safetensors"], "activations: found no file at none.safetensors"),
         (["repro", "expand:bf16:m4k33e8t2:real:seed7@ptx"], "case shape: found 'm4k33e8t2'"),
         (["gate", "nowhere"], "refmoe: found no file or folder nowhere; needed a report"),
@@ -138,6 +140,13 @@ def test_single_cases_do_not_overwrite_that_report(monkeypatch: pytest.MonkeyPat
     stand_in(monkeypatch, equal)
     assert refmoe("parity", "--case", str(CASE)).exit_code == 0
     assert not Path("out").exists()
+
+
+def test_an_arch_is_of_cases_that_name_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, equal)
+    named = CASE.on("ptx", "sm_121a")
+    refmoe("parity", "--case", str(CASE), "--case", str(named), "--arch", "sm_90a", "--report", "made.json")
+    assert [record.arch for record in read_report(Path("made.json")).cases] == ["sm_90a", "sm_121a"]
 
 
 def test_a_mismatch_prints_place_and_repro_line_and_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:

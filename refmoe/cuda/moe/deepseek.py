@@ -49,6 +49,10 @@ DTYPES = {np.dtype(np.float32): "f32", BF16: "bf16"}
 
 _BF16_BYTES, _INT32_BYTES, _INT64_BYTES, _FP32_BYTES = 2, 4, 8, 4
 
+#: Intermediates of which launches read bytes that none wrote: a tile of a GEMM may end behind the last row that has an
+#: expert here, and what it gets of rows that nobody has decides no row that anybody has.
+READ_WHOLE = ("expand_codes", "expand_scales", "activation_codes", "activation_scales")
+
 
 @dataclass(frozen=True)
 class DeepSeekShape:
@@ -534,7 +538,10 @@ def deepseek_launches(
     shape, logits = checked_shape(arguments)
     options = DeepSeekOptions(as_rules(rules), logits, layout, arguments.scale)
     given = arguments
-    written = {name: device.output(name, (size,), fill) for name, size in deepseek_workspace_bytes(shape).items()}
+    written = {
+        name: device.output(name, (size,), fill, initialised=name in READ_WHOLE)
+        for name, size in deepseek_workspace_bytes(shape).items()
+    }
     out = device.output("out", (shape.tokens, shape.hidden * BF16.itemsize), fill)
 
     def uploaded(name: str, array: npt.NDArray[Any] | None) -> Buffer | None:
