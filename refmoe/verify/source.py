@@ -108,6 +108,7 @@ _CUDA = re.compile(
 )
 
 
+@lru_cache(maxsize=512)
 def cuda_text(text: str) -> str:
     """C++ or CUDA without comments and blanks; text in quotes is kept as it is."""
 
@@ -123,7 +124,8 @@ def cuda_text(text: str) -> str:
     return _CUDA.sub(bare, text).strip("\n")
 
 
-@lru_cache(maxsize=64)
+# Every kernel's hash has most of the same modules: there is room for all of them.
+@lru_cache(maxsize=512)
 def python_text(text: str) -> str:
     """Python without comments, docstrings and blank lines. The result is the same for every version of Python."""
     spans, inside = _unread(text)
@@ -186,7 +188,12 @@ def _unread(text: str) -> tuple[list[Span], set[int]]:
         assert line is not None
         return line, len(lines[line - 1].encode()[:column].decode())
 
-    for node in ast.walk(ast.parse(text)):
+    pending: list[Any] = [ast.parse(text)]
+    while pending:
+        node = pending.pop()
+        # What may have a docstring is a statement: expressions, which are most of a tree, hold none.
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            pending += getattr(node, part, ())
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
             first = node.body[0]
             spans.append((place(first.lineno, first.col_offset), place(first.end_lineno, first.end_col_offset)))
@@ -194,7 +201,7 @@ def _unread(text: str) -> tuple[list[Span], set[int]]:
     return spans, inside
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def _module_text(path: Path) -> str:
     return python_text(path.read_text(encoding="utf-8"))
 
