@@ -191,8 +191,8 @@ def _unread(text: str) -> tuple[list[Span], set[int]]:
     pending: list[Any] = [ast.parse(text)]
     while pending:
         node = pending.pop()
-        # What may have a docstring is a statement: expressions, which are most of a tree, hold none.
-        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+        # What may have a docstring is a statement.
+        for part in _INNER:
             pending += getattr(node, part, ())
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
             first = node.body[0]
@@ -251,12 +251,23 @@ def _imports(path: Path, package: str) -> tuple[str, ...]:
     return tuple(_module_of(name) for name in names if name.startswith("refmoe."))
 
 
+# Where a statement has others. Expressions, which are most of a tree, have none.
+_INNER = ("body", "handlers", "orelse", "finalbody", "cases")
+
+
 def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and all below it, without what is read by a type checker alone."""
+    """A statement and all in it, without what is read by a type checker alone."""
     yield node
-    typed = isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-    for child in node.orelse if isinstance(node, ast.If) and typed else ast.iter_child_nodes(node):
-        yield from _executed(child)
+    typed = isinstance(node, ast.If) and _is_type_checking(node.test)
+    for part in ("orelse",) if typed else _INNER:
+        for inner in getattr(node, part, ()):
+            yield from _executed(inner)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    if isinstance(test, ast.Attribute):
+        return test.attr == "TYPE_CHECKING" and isinstance(test.value, ast.Name) and test.value.id == "typing"
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
 
 
 def _module_of(name: str) -> str:
