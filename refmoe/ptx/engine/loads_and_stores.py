@@ -593,6 +593,10 @@ def tell_watch(
 
 def _turns(at: Array) -> Iterator[Array]:
     """Groups of positions without a repeated address; repeats of one address keep their order."""
+    if len(at) == 1:
+        # Under a schedule most atomics are of a lane alone.
+        yield np.zeros(1, np.intp)
+        return
     order = np.argsort(at, kind="stable")
     ordered = at[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
