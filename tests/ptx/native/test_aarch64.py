@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from ptx.native.test_mma import NARROW, SPELLINGS
 from support.native.forms import source_kinds
+from support.thinned import thinned
 
 from refmoe import ptx
 from refmoe.native import compiler
@@ -188,7 +189,7 @@ def test_every_format_is_optimised_on_both_sides() -> None:
         }
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", thinned(OWN, 2))
 def test_own_functions(name: str) -> None:
     # Half of the accesses are compiled as kernels are; the others, of which LLVM sees the same instructions, quickly.
     assert len(code_for(OWN[name](), 0 if name.endswith("1x1") or name in QUICK else 2)) > 500
