@@ -24,6 +24,7 @@ from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.mbarrier_table import OBJECT_BYTES, MbarrierTable
 from refmoe.ptx.engine.races import shadow_of
+from refmoe.ptx.errors import RaceError
 from refmoe.ptx.native.clocks import raise_rows
 from refmoe.ptx.state.records import CLUSTER, CTA, THREAD
 from refmoe.ptx.text.syntax import Instruction
@@ -156,22 +157,36 @@ class Mbarriers(MbarrierTable):
         """Copies of `lanes` [n] are to complete on objects `ids` [n].
 
         A copy updates the object through the asynchronous proxy, and `mbarrier.init` wrote it through the generic one
-        (PTX ISA, "Async proxy").
+        (PTX ISA, "Async proxy"). Where no fence lies between the two it is a warning: Triton's kernels have none.
 
         Raises:
-            MisuseError: no fence lies between the two.
+            RaceError: there is none, and the checks are strict.
         """
         clocks = self.machine.clocks
         if clocks is None:
             return
         unknown = ~(self._published[ids] | clocks.has_crossed(lanes, self._creation[ids]))
         if unknown.any():
-            bad = int(np.argmax(unknown))
-            what = (
-                f"the copy is to complete on {self.name(self.slot[ids[bad]])}, whose mbarrier.init the asynchronous "
-                "proxy does not know: neither fence.mbarrier_init nor fence.proxy.async lies between"
-            )
-            raise self.machine.misuse(instruction, lanes[bad], what)
+            self._warn_unknown(instruction, lanes, ids, int(np.argmax(unknown)))
+
+    def _warn_unknown(self, instruction: Instruction, lanes: Array, ids: Array, bad: int) -> None:
+        machine, slot = self.machine, int(self.slot[ids[bad]])
+        fields = machine.at(lanes[bad], instruction)
+        block, thread = machine.place_of_thread(int(self._creation[ids[bad]] & THREAD))
+        what = (
+            f"proxy race: block {fields['block']} thread {fields['thread']}: the copy is to complete on "
+            f"{self.name(slot)}, whose mbarrier.init by thread {thread} the asynchronous proxy does not know: neither "
+            f"fence.mbarrier_init nor fence.proxy.async lies between; {machine.describe(instruction)}"
+        )
+        error = RaceError(
+            what, kind="proxy", space="shared", buffer=machine.shared.name,
+            offset=slot * OBJECT_BYTES % (machine.shared.stride or machine.shared.data.size), other_block=block,
+            other_thread=thread, warning="unfenced barrier", certain=True, earlier=None, among=thread, poll=None,
+            **fields,
+        )  # fmt: skip
+        if machine.checks.strict:
+            raise error
+        machine.launch.warn(error)
 
     def destroy(self, frame: Frame, access: Access, address: Array, lanes: Array) -> None:
         """`mbarrier.inval`.
