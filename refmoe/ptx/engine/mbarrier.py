@@ -198,15 +198,15 @@ class Mbarriers(MbarrierTable):
         """
         users = self.users(self.slots(frame, access, address, lanes), lanes)
         ids = self.objects(frame, access, address, lanes)
+        used = np.isin(ids, self.at[self.at > 0]) | (self.announced[ids] > 0) | (self._bulk.owed(ids) > 0)
+        if used.any():
+            bad = int(np.argmax(used))
+            raise self.machine.misuse(access.instruction, lanes[bad], f"{self.name(self.slot[ids[bad]])} is in use")
         if (users >= 0).any():
             bad = int(np.argmax(users >= 0))
             _, thread = self.machine.place_of_thread(int(users[bad]))
             what = f"{self.name(self.slot[ids[bad]])} may be in use: nothing orders what thread {thread} did there before"
             raise self.machine.misuse(access.instruction, lanes[bad], what)
-        used = np.isin(ids, self.at[self.at > 0]) | (self.announced[ids] > 0) | (self._bulk.owed(ids) > 0)
-        if used.any():
-            bad = int(np.argmax(used))
-            raise self.machine.misuse(access.instruction, lanes[bad], f"{self.name(self.slot[ids[bad]])} is in use")
         self.number(self.slot[ids], 0)
 
     # Counting

@@ -72,7 +72,7 @@ class Discard:
     word: Store
 
     def __call__(self, frame: Frame, address: Array, guard: Array | None) -> None:
-        """The bytes count as never written from now on; they stay what they were.
+        """The bytes count as never written from now on, and are others.
 
         Raises:
             MemoryFault, RaceError: as of any store.
@@ -86,10 +86,8 @@ class Discard:
             index = _starts(begin, DISCARDED, _WORD)
             theirs = np.repeat(lanes if which is None else lanes[which], DISCARDED // _WORD)
             place = index // _WORD
-            held = region.words(_WORD)[place]
-            # Whoever else stores does not store the same.
-            word.put(frame, region, index, theirs, ~held)
-            region.write(_WORD, place, held)
+            # Other bytes than before, so that whoever else stores does not store the same.
+            word.put(frame, region, index, theirs, ~region.words(_WORD)[place])
             if region.valid is None:
                 region.validate()
             region.words(_WORD, of_valid=True)[place] = 0
