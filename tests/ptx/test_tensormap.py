@@ -203,17 +203,18 @@ def test_an_edited_map() -> None:
     np.testing.assert_array_equal(out, [expected[1024 + i] for i in range(256)])
 
 
-FROM_NOTHING = "add.u32 %r9, %r8, 8192; shl.b32 %r10, %r1, 2; add.u32 %r10, %r10, %r9; @%p1 st.shared.b32 [%r10], 0;" + (
-    "@%p1 bar.warp.sync -1; add.u64 %d5, %d6, 128; cvt.u64.u32 %d7, %r9;"
-    + "".join(
-        f"@%p0 tensormap.replace.tile.{field}.shared::cta.b1024.b{64 if field in WIDE else 32} [%d7], {value};"
-        for field, value in (
-            ("global_address", "%d5"), ("rank", "1"), ("box_dim", "0, 64"), ("box_dim", "1, 4"), ("global_dim", "0, 64"),
-            ("global_dim", "1, 6"), ("global_stride", "0, 80"), ("element_stride", "0, 1"), ("element_stride", "1, 1"),
-            ("elemtype", "0"), ("interleave_layout", "0"), ("swizzle_mode", "0"), ("fill_mode", "0"),
-        )
-    )
+FIELDS = (
+    ("global_address", "%d5"), ("rank", "1"), ("box_dim", "0, 64"), ("box_dim", "1, 4"), ("global_dim", "0, 64"),
+    ("global_dim", "1, 6"), ("global_stride", "0, 80"), ("element_stride", "0, 1"), ("element_stride", "1, 1"),
+    ("elemtype", "0"), ("interleave_layout", "0"), ("swizzle_mode", "0"), ("fill_mode", "0"),
 )  # fmt: skip
+FROM_NOTHING = """
+    add.u32 %r9, %r8, 8192; shl.b32 %r10, %r1, 2; add.u32 %r10, %r10, %r9; @%p1 st.shared.b32 [%r10], 0;
+    @%p1 bar.warp.sync -1; add.u64 %d5, %d6, 128; cvt.u64.u32 %d7, %r9;
+""" + "".join(
+    f"@%p0 tensormap.replace.tile.{field}.shared::cta.b1024.b{64 if field in WIDE else 32} [%d7], {value};"
+    for field, value in FIELDS
+)
 
 
 def test_a_map_that_is_made_of_nothing() -> None:

@@ -205,7 +205,9 @@ class Mbarriers(MbarrierTable):
         if (users >= 0).any():
             bad = int(np.argmax(users >= 0))
             _, thread = self.machine.place_of_thread(int(users[bad]))
-            what = f"{self.name(self.slot[ids[bad]])} may be in use: nothing orders what thread {thread} did there before"
+            what = (
+                f"{self.name(self.slot[ids[bad]])} may be in use: nothing orders what thread {thread} did there before"
+            )
             raise self.machine.misuse(access.instruction, lanes[bad], what)
         self.number(self.slot[ids], 0)
 

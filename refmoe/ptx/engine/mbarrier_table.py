@@ -94,8 +94,8 @@ class MbarrierTable:
         # Mostly all CTAs initialise one object after another, each in one step: room for as many steps at once.
         size = max(2 * len(self.slot), self.count + _STEPS * needed)
         for name in (
-            "slot", "expected", "pending", "transactions", "phase", "announced", "_creation", "_uses", "_published", "_coming",
-            "_known", "_foreign", "_all_foreign",
+            "slot", "expected", "pending", "transactions", "phase", "announced", "_creation", "_uses", "_published",
+            "_coming", "_known", "_foreign", "_all_foreign",
         ):  # fmt: skip
             old = getattr(self, name)
             # They cost nothing until they are touched; the rows behind the last object stay so.

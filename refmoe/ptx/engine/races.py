@@ -659,7 +659,7 @@ _SENTENCES = {
 _MILDER = {
     "missing acquire": "the strong read that saw its signal is no acquire, and no fence lies between",
     "same value": "nothing orders the two, but both write the same bytes",
-    "copied operand": "no fence.proxy.async lies between, but it is an operand that cp.async brought and was waited for",
+    "copied operand": "no fence.proxy.async lies between, but it is an operand that cp.async brought",
 }
 
 

@@ -466,7 +466,9 @@ def test_a_barrier_ends_behind_all_that_others_do_there(between: str, right: boo
     if right:
         started(body, count, 64)
         return
-    with pytest.raises(ptx.MisuseError, match=r"may be in use: nothing orders what thread \(\d+, 0, 0\) did there before"):
+    with pytest.raises(
+        ptx.MisuseError, match=r"may be in use: nothing orders what thread \(\d+, 0, 0\) did there before"
+    ):
         started(body, count, 64)
 
 

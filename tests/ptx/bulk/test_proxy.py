@@ -135,6 +135,7 @@ def test_without_race_checks_nothing_is_asked() -> None:
 
 # What the asynchronous proxy knows of barriers
 
+
 def warned(body: str, checks: ptx.Checks | None = None) -> tuple[ptx.RaceError, ...]:
     """What a launch warns of."""
     memory = ptx.DeviceMemory()

@@ -80,7 +80,9 @@ def discarded(body: str, size: int = 64) -> np.ndarray:
 def test_bytes_that_are_written_anew() -> None:
     assert discarded("bar.sync 0; st.global.u32 [%d2], %r1;").tolist() == list(range(64))
     # Those of the next line stay.
-    assert discarded("bar.sync 0; setp.lt.u32 %p2, %r1, 32; @%p2 st.global.u32 [%d2], 7;").tolist() == [7] * 32 + [5] * 32
+    assert (
+        discarded("bar.sync 0; setp.lt.u32 %p2, %r1, 32; @%p2 st.global.u32 [%d2], 7;").tolist() == [7] * 32 + [5] * 32
+    )
 
 
 @pytest.mark.parametrize("body", ["@%p1 ld.global.u32 %r3, [%d0+124];", "bar.sync 0; ld.global.u32 %r3, [%d0];"])

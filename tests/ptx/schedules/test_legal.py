@@ -235,7 +235,7 @@ def test_activemask_has_not_all_lanes(distance: int) -> None:
         activemask.b32 %r7; bar.warp.sync %r7;
         ld.shared.u32 %r8, [%r6]; st.global.u32 [%d2], %r8;
     """
-    with pytest.raises(ptx.PtxError, match="under schedule=1|race"):
+    with pytest.raises(ptx.PtxError, match=r"under schedule=1|race"):
         outcomes(body, 32, declarations=SHARED, checks=ptx.Checks(explain=False), schedules=[1])
 
 

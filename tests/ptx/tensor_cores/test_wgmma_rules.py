@@ -490,11 +490,11 @@ def test_operands_that_copies_brought_without_a_proxy_fence_are_a_warning() -> N
     (warning,) = ptx.launch(module, "k", (1, 1, 1), (128, 1, 1), [TILES, out], checks=NOTHING_SAID).warnings
     assert (warning.kind, warning.warning) == ("proxy", "copied operand")
     np.testing.assert_array_equal(out, registers(product(NOTHING)))
-    with pytest.raises(ptx.RaceError, match="but it is an operand that cp.async brought"):
+    with pytest.raises(ptx.RaceError, match=r"but it is an operand that cp.async brought"):
         ptx.launch(module, "k", (1, 1, 1), (128, 1, 1), [TILES, out], checks=ptx.Checks(strict=True))
     # A store behind the wait is none of the copies.
     stored = copied + "st.shared.u32 [%v1], 0;"
-    with pytest.raises(ptx.RaceError, match="no fence.proxy.async lies between; "):
+    with pytest.raises(ptx.RaceError, match=r"no fence.proxy.async lies between; "):
         run(ZERO, FENCE, mma(), COMMIT, wait(), fill=stored)
 
 

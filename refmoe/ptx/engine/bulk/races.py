@@ -217,7 +217,9 @@ class BulkShadow(RaceShadow):
             fine &= bool(clocks.ordered(who, records).all())
         if not fine:
             for lane in lanes:
-                _refuse_read(self, frame, access, region, index, np.full(len(index), lane), clocks.has_crossed, multiplies=True)
+                _refuse_read(
+                    self, frame, access, region, index, np.full(len(index), lane), clocks.has_crossed, multiplies=True
+                )
         elif copied:
             self._behind[group] = behind | copied if len(behind) < _MOST_BEHIND else {0} | copied
         self._multiplying[group] = agent
