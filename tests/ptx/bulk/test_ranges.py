@@ -39,6 +39,13 @@ def test_zeros(clear: str) -> None:
     assert ranged("bar.sync 0;" + clear + "bar.sync 0;" + SHOW).tolist() == [0] * 32 + [9] * 32
 
 
+def test_sizes_of_their_own() -> None:
+    # Lane 0 clears 8 bytes, lane 1 the 24 behind.
+    body = """bar.sync 0; mov.u64 %d3, cells; mul.wide.u32 %d4, %r1, 8; add.u64 %d3, %d3, %d4; shl.b64 %d4, %d4, 1;
+        add.u64 %d4, %d4, 8; setp.lt.u32 %p2, %r1, 2; @%p2 st.bulk.weak.shared::cta [%d3], %d4, 0; bar.sync 0;"""
+    assert ranged(body + SHOW).tolist() == [0] * 8 + [9] * 56
+
+
 def test_zeros_initialise() -> None:
     out = np.full(64, 5, np.uint32)
     body = EACH + FIRST + CLEAR.replace("128", "256") + "bar.sync 0;" + SHOW
