@@ -347,6 +347,7 @@ class Machine(Runner):
                 turns.stepped()
         self.native.leave()
         if self._living:
+            self.meetings.refuse_divided()
             waiting = self.waiting()
             raise Deadlock("no lane can run:\n  " + "\n  ".join(waiting), waiting=tuple(waiting))
         return True

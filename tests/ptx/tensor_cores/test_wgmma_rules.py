@@ -499,11 +499,18 @@ def test_operands_that_copies_brought_without_a_proxy_fence_are_a_warning() -> N
 
 
 def test_a_proxy_fence_of_one_thread_is_its_own() -> None:
-    without = FILL.replace(ACROSS, "")
-    found = run("@%p0 " + ACROSS, "bar.sync 0;", ZERO, FENCE, mma(), COMMIT, wait(), STORE, fill=without)
+    # Nothing else in this kernel is of single lanes.
+    def launch(*body: str) -> np.ndarray:
+        whole = text(*body, fill=FILL.replace(ACROSS, "")).replace("@%p0 mbarrier.init.shared::cta.b64 [%v7], 1;", "")
+        out = np.zeros((128, 4), np.uint32)
+        module = ptx.Module.parse(whole, name="rules.ptx")
+        ptx.launch(module, "k", (1, 1, 1), (128, 1, 1), [TILES, out], checks=NOTHING_SAID)
+        return out
+
+    found = launch("@%p0 " + ACROSS, "bar.sync 0;", ZERO, FENCE, mma(), COMMIT, wait(), STORE)
     np.testing.assert_array_equal(found, registers(product(NOTHING)))
     with pytest.raises(ptx.RaceError, match="proxy"):
-        run("@%p0 " + ACROSS, ZERO, FENCE, mma(), COMMIT, wait(), STORE, fill=without)
+        launch("@%p0 " + ACROSS, ZERO, FENCE, mma(), COMMIT, wait(), STORE)
 
 
 def test_a_proxy_fence_of_the_reading_threads_will_do() -> None:
