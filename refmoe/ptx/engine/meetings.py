@@ -136,7 +136,8 @@ class Meetings:
             if len(waiting) == 1:
                 continue
             lane = int(np.argmax(lanes))
-            together = sum(bits_of_warps(theirs & (masks == member[lane])) for _, theirs, masks in waiting)
+            here = [bits_of_warps(theirs & (masks == member[lane])) for _, theirs, masks in waiting]
+            together = np.bitwise_or.reduce(here)
             if int(member[lane]) & int(living[lane >> 5]) & ~int(together[lane >> 5]) == 0:
                 others = ", ".join(self.machine.describe(each.instruction) for each, _, _ in waiting[1:])
                 block, thread = self.machine.place_of(lane)
