@@ -429,7 +429,10 @@ class Store(Access):
         if self.strength and (order := machine.lane_order(lanes)) is not None:
             # Of two lanes that write one byte in one instruction the last one wins. (Two weak writes are a race.)
             lanes, chosen, words = lanes[order], chosen[order], words[order]
-        machine.progress()
+        if self.space == "shared":
+            machine.stored()
+        else:
+            machine.progress()
         for region, which, index in self._parts(frame, chosen, lanes):
             theirs = _pick(lanes, which)
             self.put(frame, region, index, theirs, _pick(words, which))
