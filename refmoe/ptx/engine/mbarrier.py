@@ -184,13 +184,6 @@ class Mbarriers(MbarrierTable):
         if used.any():
             bad = int(np.argmax(used))
             raise self.machine.misuse(access.instruction, lanes[bad], f"{self.name(self.slot[ids[bad]])} is in use")
-        if (users >= 0).any():
-            bad = int(np.argmax(users >= 0))
-            _, thread = self.machine.place_of_thread(int(users[bad]))
-            what = (
-                f"{self.name(self.slot[ids[bad]])} may be in use: nothing orders what thread {thread} did there before"
-            )
-            raise self.machine.misuse(access.instruction, lanes[bad], what)
         self.number(self.slot[ids], 0)
 
     # Counting
