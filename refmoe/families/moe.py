@@ -21,7 +21,7 @@ from refmoe.draw import Draw
 from refmoe.errors import RefmoeError
 from refmoe.families.activation import PARAMS, VARIANT, check_params
 from refmoe.families.case import Shape, number, refused, word
-from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
+from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids, unset_ids
 from refmoe.families.expand import INPUT_SF
 from refmoe.families.extents import mxfp8_grouped, permutation, staged
 from refmoe.families.family import (
@@ -83,8 +83,8 @@ class LayerWeights:
     down: MXTensor
 
 
-#: The fill in which one token of three is ordinary, of one the products of gate and up are so small that their scale byte
-#: is 0, and of one the tokens themselves are.
+#: The fill in which one token of three is ordinary, of one the products of gate and up are so small that their scale
+#: byte is 0, and of one the tokens themselves are.
 SMALL = "small"
 _SMALL_EXPONENTS = (0, -62, -124)
 
@@ -409,6 +409,10 @@ def _run_function(case: Case, inputs: Inputs, device: Device) -> Outputs:
         given[name] = given[name].view(np.int64) if given[name].shape[-1] % 8 == 0 else given[name]
     gate_up, one, down, other = given["quant_scales"]
     given["quant_scales"] = [gate_up.view(np.int32), one, down.view(np.int32), other]
+    if case.path == "ready":
+        given["input"] = given["input"].view(ml_dtypes.float8_e4m3fn)
+    if case.input_sf == _LAYOUT:
+        given["input_sf"] = given["input_sf"].view(np.int32)
     if case.entry == "output":
         given["output"] = np.full((case.shape.m, case.shape.k), case.poison * 0x101, np.uint16).view(_BF16)
     place = Kept(device, case.poison)
@@ -427,7 +431,7 @@ def _arguments(case: Case, inputs: Inputs) -> dict[str, Any]:
     gate_up, down = (swizzle_weight_scales(inputs[f"{name}_scales"], fill=case.poison) for name in ("gate_up", "down"))
     return {
         "input": inputs["x"],
-        "token_selected_experts": inputs["topk_ids"],
+        "token_selected_experts": unset_ids(inputs["topk_ids"]),
         "token_final_scales": inputs["topk_weights"],
         "fc1_expert_weights": inputs["gate_up"],
         "fc2_expert_weights": inputs["down"],
@@ -525,6 +529,7 @@ def _default() -> Iterator[Case]:
         yield _case("real", 4, *_REAL, 8, 4, path)
         yield _case("gaussian", 1, 416, 160, 4, 1, path)
         yield _case("gaussian", 9, 96, 64, 6, 2, path, routing="padded")  # a batch as a graph pads it
+    yield _case("gaussian", 3, 64, 32, 4, 2, "fused", routing="unset")
     # Both GEMMs at full width, one expert at work.
     for m in (1, 8):
         yield _case("gaussian", m, _GPT_OSS, _GPT_OSS, 2, 1, "fused", routing="same-experts")

@@ -136,7 +136,7 @@ _LOGITS = tuple(name for name in _FILLS if name not in (_GIVEN, "equal"))
 
 #: No bias; ordinary numbers; zeros of either sign and subnormal ones; numbers but for some that are -Inf; numbers but
 #: for one that is Inf, with which no token has an answer.
-_BIAS = word("bias", "none", "distinct", "tiny", "never", "infinite")
+_BIAS = word("bias", "none", "distinct", "tiny", "never", "infinite", "minus-zero")
 #: FP32 bits: zeros, the least and the largest subnormal numbers, of either sign.
 _TINY_BIAS = np.array([0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x807FFFFF], np.uint32).view(np.float32)
 
@@ -145,6 +145,8 @@ def _router_bias(case: Case, experts: int) -> FloatArray | None:
     """float32 [experts] as the option `bias` says, or None."""
     if case.bias == "none":
         return None
+    if case.bias == "minus-zero":  # beside a logit of -0 the sum is -0, beside one of +0 it is not
+        return np.full(experts, -0.0, np.float32)
     if case.bias == "tiny":
         return np.asarray(_TINY_BIAS[Draw("tiny-router-bias", case.seed).integers(_TINY_BIAS.size, (experts,))])
     bias = (Draw("router-bias", case.seed).normal((experts,)) * 0.7).astype(np.float32)
@@ -445,6 +447,10 @@ def _default() -> Iterator[Case]:
         yield _route("given", 2, e, t, dtype="ids")
     for m, dtype in product((1, _FEW, _MANY), ("f32", "bf16")):
         yield _route("gaussian", m, 40, 4, dtype=dtype, bias="infinite")
+    # As many choices of one CTA as there may be.
+    for dtype in ("f32", "bf16"):
+        yield _route("gaussian", _FEW, 40, 32, dtype=dtype)
+        yield _route("signed-zeros", 5, 40, 4, dtype=dtype, bias="minus-zero")
     # As many experts as there may be.
     yield _route("gaussian", 3, 1024, 4)
     yield _route("ties", _MANY, 64, 8, dtype="bf16", first_expert=960, ranks=16)
@@ -458,6 +464,10 @@ def _default() -> Iterator[Case]:
     yield _route("gaussian", 0, 128, 4)
     yield _route("gaussian", 3, 8, 2, entry="function")
     yield _route("given", 0, 128, 4, dtype="ids")
+    for m in (6, 40):
+        yield _route("given", m, 8, 3, dtype="ids", routing="unset")
+    yield _route("given", 7, 4, 2, dtype="ids", routing="unset", first_expert=4, ranks=2)
+    yield _route("given", 5, 600, 3, dtype="ids")  # more experts than a CTA that sorts few has threads
     yield _route("given", 1100, 8, 4, dtype="ids")  # more tokens than a CTA has threads
     yield _route("given", 8225, 5, 4, dtype="ids")  # more than the registers of a CTA hold, by 33
     yield _route("given", 1500, 8, 5, dtype="ids", first_expert=8, ranks=4)

@@ -20,7 +20,7 @@ from refmoe.draw import Draw
 from refmoe.errors import RefmoeError
 from refmoe.families.block_fp8 import TileCodes
 from refmoe.families.case import Shape, number, refused, word
-from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
+from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids, unset_ids
 from refmoe.families.deepseek.activation import RowScales
 from refmoe.families.deepseek.routing import ChosenIds
 from refmoe.families.deepseek_gemm.family import ASSUMPTIONS, assumption_of
@@ -363,7 +363,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         groups=case.groups if inputs["logits"] is not None else 1,
         top_groups=case.top_groups if inputs["logits"] is not None else 1,
         scale=_SCALES[case.router],
-        topk_ids=inputs["topk_ids"],
+        topk_ids=None if inputs["topk_ids"] is None else unset_ids(inputs["topk_ids"]),
         topk_weights=inputs["topk_weights"],
         shared=shared if _shared_width(case) else None,
         first_expert=case.first_expert,
@@ -473,6 +473,7 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 1, 1408, 128, 4, 2, groups=2, top_groups=1)
     yield _case("gaussian", 2, 128, 768, 4, 2, router="given")
     yield _case("fingerprint", 9, 256, 128, 6, 2, router="given", routing="padded", layout="mn_major")
+    yield _case("gaussian", 3, 128, 128, 4, 2, router="given", routing="unset")
     # Tiles that end behind the last row that has an expert here: what nobody wrote is read, and decides nothing.
     options: dict[str, Any]
     for layout, rank in (("k_major", {}), ("mn_major", {"first_expert": 8, "ranks": 2})):
