@@ -214,8 +214,8 @@ PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (MIDPOINTS, CLAMP
 
 VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
 #: An alpha, a beta and a limit of each expert, or those of gpt-oss; `edges` are numbers that no model has, and with
-#: `closed` every limit is a zero of either sign: what passes the clamps is a sign. `alpha`, `beta` and `limit` are that of
-#: `distinct` alone.
+#: `closed` every limit is a zero of either sign: what passes the clamps is a sign. `alpha`, `beta` and `limit` are
+#: that of `distinct` alone.
 GATE_PARAMS = word("params", "none", "distinct", "edges", "closed", "alpha", "beta", "limit")
 #: Of a layer.
 PARAMS = word("params", "none", "distinct")

@@ -24,7 +24,7 @@ ROUTINGS: Mapping[str, str] = MappingProxyType(
         "empty-experts": "two experts of three get nothing, the first and the last among them",
         "elsewhere": "every row belongs to an expert of another rank",
         "padded": "as uniform, but the last third of the tokens pads the batch: its experts do not exist",
-        "unset": "as padded, but the ids are negative; a layer is given -1 for each of them",
+        "unset": "as padded, but the ids are negative; a layer is given -1 for all of them",
     }
 )
 
@@ -85,9 +85,9 @@ def expert_ids(case: Case) -> NDArray[np.int32]:
     return np.ascontiguousarray(chosen).astype(np.int32)
 
 
-def unset_ids(ids: NDArray[np.int32]) -> NDArray[np.int32]:
-    """-1 for every negative id, as servers pad a batch: layers take an id that is nobody's more than once in a token."""
-    return np.maximum(ids, np.int32(-1))
+def padding_ids(case: Case, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+    """One id for every expert that does not exist: layers take such an id, as a server has it, twice in a token."""
+    return np.clip(ids, -1, case.shape.e * case.ranks).astype(np.int32)
 
 
 def expert_offsets(case: Case) -> NDArray[np.int64]:

@@ -387,6 +387,7 @@ def _default_as() -> Iterator[Case]:
         yield _case(fill, 160, 2880, 128, 1, output=output, routing="same-experts")
         if output != "copy":
             yield _case("real", 2, 2880, 128, 4, output=output, prescale="channel")
+            yield _case("gaussian", 2, 8224, 3, 1, output=output, prescale="channel")  # channels past those of a CTA
         for dtype in ("bf16", "fp16"):
             yield _case(fill, 9, 1440, 8, 2, output=output, dtype=dtype)
         yield _case(fill, 3, 8224, 8, 2, output=output)  # a row wider than a CTA, by two lanes

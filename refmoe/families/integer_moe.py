@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from refmoe.errors import RefmoeError
 from refmoe.families.activation import PARAMS, VARIANT, check_params
 from refmoe.families.case import Shape, refused, word
-from refmoe.families.choices import RANKS, ROUTING, check_choices, unset_ids
+from refmoe.families.choices import RANKS, ROUTING, check_choices, padding_ids
 from refmoe.families.extents import permutation, q8_1_rows, staged
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, LaunchFailed, Outputs
 from refmoe.families.finalize import TokenSums
@@ -149,7 +149,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         }
         out = device.output("out", (output_bytes(shape, output),), case.poison)
         given = {name: inputs[name] for name in _UPLOADED} | {"input_sf": input_sf}
-        given["topk_ids"] = unset_ids(inputs["topk_ids"])
+        given["topk_ids"] = padding_ids(case, inputs["topk_ids"])
         buffers = LayerBuffers(
             **{name: None if array is None else device.upload(name, array) for name, array in given.items()},
             out=out,

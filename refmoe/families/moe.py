@@ -21,7 +21,7 @@ from refmoe.draw import Draw
 from refmoe.errors import RefmoeError
 from refmoe.families.activation import PARAMS, VARIANT, check_params
 from refmoe.families.case import Shape, number, refused, word
-from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids, unset_ids
+from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids, padding_ids
 from refmoe.families.expand import INPUT_SF
 from refmoe.families.extents import mxfp8_grouped, permutation, staged
 from refmoe.families.family import (
@@ -431,7 +431,7 @@ def _arguments(case: Case, inputs: Inputs) -> dict[str, Any]:
     gate_up, down = (swizzle_weight_scales(inputs[f"{name}_scales"], fill=case.poison) for name in ("gate_up", "down"))
     return {
         "input": inputs["x"],
-        "token_selected_experts": unset_ids(inputs["topk_ids"]),
+        "token_selected_experts": padding_ids(case, inputs["topk_ids"]),
         "token_final_scales": inputs["topk_weights"],
         "fc1_expert_weights": inputs["gate_up"],
         "fc2_expert_weights": inputs["down"],
@@ -537,6 +537,7 @@ def _default() -> Iterator[Case]:
     for path in _PATHS:  # of gpt_oss a result is small only where the gate is, which the policy has made a zero
         yield _case(SMALL, 3, 64, 32, 3, 1, path, mode="floor", edge="flashinfer", variant="silu", bias="none")
     yield _case(SMALL, 3, 64, 32, 3, 1, "separate", bias="none")
+    yield _case("gaussian", 5, 64, 96, 3, 2, "ready", mode="floor")
     yield _case("gaussian", 6, 96, 64, 4, 4, "fused", first_expert=4, ranks=3)  # a rank in the middle
     # The last of three ranks: its first expert is not the number of its experts, of which a token chooses more.
     for path in _PATHS:

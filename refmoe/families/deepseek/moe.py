@@ -20,7 +20,7 @@ from refmoe.draw import Draw
 from refmoe.errors import RefmoeError
 from refmoe.families.block_fp8 import TileCodes
 from refmoe.families.case import Shape, number, refused, word
-from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids, unset_ids
+from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids, padding_ids
 from refmoe.families.deepseek.activation import RowScales
 from refmoe.families.deepseek.routing import ChosenIds
 from refmoe.families.deepseek_gemm.family import ASSUMPTIONS, assumption_of
@@ -363,7 +363,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         groups=case.groups if inputs["logits"] is not None else 1,
         top_groups=case.top_groups if inputs["logits"] is not None else 1,
         scale=_SCALES[case.router],
-        topk_ids=None if inputs["topk_ids"] is None else unset_ids(inputs["topk_ids"]),
+        topk_ids=None if inputs["topk_ids"] is None else padding_ids(case, inputs["topk_ids"]),
         topk_weights=inputs["topk_weights"],
         shared=shared if _shared_width(case) else None,
         first_expert=case.first_expert,
