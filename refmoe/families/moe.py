@@ -171,8 +171,13 @@ def _real_size(case: Case) -> str | None:
 
 LAYER_FILLS = Fill.by_name(
     Fill("gaussian", "what goes wrong between two launches, at any size", tokens_of, _LIMITS),
-    Fill(SMALL, "another edge policy in one launch than in the others", tokens_of, _SMALL_LIMITS),
     Fill("real", "what only real weights and outlier channels show", tokens_of, _LIMITS, _real_size),
+)
+
+#: Those of the layer whose launches have policies.
+_MOE_FILLS = Fill.by_name(
+    *LAYER_FILLS.values(),
+    Fill(SMALL, "another edge policy in one launch than in the others", tokens_of, _SMALL_LIMITS),
 )
 
 
@@ -355,7 +360,7 @@ def _stages(case: Case, inputs: Inputs, found: Mapping[str, Mapping[str, NDArray
 
 def _doubt(case: Case, found: Mapping[str, Mapping[str, NDArray[Any]]]) -> str | None:
     """Of the two quantized matrices, and of an output that is mostly zero although its tokens have experts here."""
-    offsets, limits = found["routing"]["offsets"], LAYER_FILLS[case.fill].limits
+    offsets, limits = found["routing"]["offsets"], _MOE_FILLS[case.fill].limits
     used = int(offsets[-1])
     if not used:
         return None
@@ -610,7 +615,7 @@ MOE = Family(
     about="A whole layer: permute, quantize, expand, GEMM, activation, GEMM, finalize, every buffer compared.",
     dtypes=("bf16", "fp16"),
     sizes="mknet",
-    fills=LAYER_FILLS,
+    fills=_MOE_FILLS,
     options=(
         _PATH,
         VARIANT,
