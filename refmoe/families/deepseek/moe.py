@@ -179,11 +179,12 @@ def _inputs(case: Case) -> Inputs:
         x = _FILLS[case.fill].make(Draw("moe-tokens", case.fill, case.seed), shape.m, shape.k).astype(_BF16)
     total, draw = shape.e * case.ranks, Draw("router", case.seed)
     from_logits = case.router != "given"
-    logits = (draw.normal((shape.m, total)) * 2).astype(_BF16 if case.router == "bf16" else np.float32)
     always = drawn_expert(case.seed, -1, shape.k, _shared_width(case)) if _shared_width(case) else None
     return {
         "x": x,
-        "logits": logits if from_logits else None,
+        "logits": (draw.normal((shape.m, total)) * 2).astype(_BF16 if case.router == "bf16" else np.float32)
+        if from_logits
+        else None,
         "bias": (draw.normal((total,)) / 7).astype(np.float32) if case.router == "logits" else None,
         "topk_ids": None if from_logits else expert_ids(case),
         "topk_weights": None if from_logits else _weights(draw, shape.m, shape.t),
