@@ -47,7 +47,7 @@ PARITY_all := --level full
 # A machine may forbid compiled modules; every command here would then compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup explained parity cutlass cute samples llama-cpp full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench benchmarks against clean mutate invariant litmus schedules exhaustive site
+.PHONY: help setup explained parity cutlass cute samples llama-cpp full mutants executor-faults drift convert notebooks test slow test-gpu workflow lint gate baseline readme pictures bench benchmarks against clean mutate invariant litmus schedules exhaustive site
 
 help:
 	@echo "Prove"
@@ -64,6 +64,7 @@ help:
 	@echo "  make test-gpu   every case, the GPU tests and benchmarks on the GPU of this machine, into reports/"
 	@echo "Check"
 	@echo "  make test       run the tests"
+	@echo "  make slow       run the rest of the long lists of which \`make test\` runs a part (minutes)"
 	@echo "  make executor-faults  plant faults in the PTX executor: the tests that each one names must find it (minutes)"
 	@echo "  make explained  the executor's tests once more, with every race that they find explained (minutes)"
 	@echo "  make litmus     10,000 litmus programs under 16 schedules, and ways through all of them (half an hour of two cores)"
@@ -212,6 +213,10 @@ test: $(VENV)/.test
 	@# the whole package, in each process; and the plugin of the notebooks takes two seconds to import.
 	$(BIN)/python -m pytest --disable-plugin-autoload -p xdist -p _hypothesis_pytestplugin -p refmoe.pytest_plugin \
 		-n auto --dist worksteal --junitxml=out/tests.xml
+
+# What `make executor-faults` and `make workflow` run is left to them.
+slow: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow --ignore tests/ptx/test_faults.py --ignore tests/test_workflow.py
 
 test-gpu: $(GPU_PYTHON)
 	$(GPU_PYTHON) -m refmoe parity --device cuda --level full --jobs 8 --report reports/gpu.json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -10,18 +11,24 @@ from refmoe.catalog import all_families, groups, list_cases, parse_case
 from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
 from refmoe.families.choices import ROUTINGS
-from refmoe.families.family import LEVELS
+from refmoe.families.family import LEVELS, Case
 from refmoe.families.quantize import FILLS
+
+
+@cache
+def whole(level: str, device: str = "ptx") -> tuple[Case, ...]:
+    """The list of a level, which takes seconds to make and which several tests look at."""
+    return tuple(list_cases(level, device=device))
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("device", ["ptx", "cuda"])
 def test_case_lists_have_no_repetition_and_hold_the_level_below(level: str, device: str) -> None:
-    listed = list_cases(level, device=device)
+    listed = whole(level, device)
     assert len(set(listed)) == len(listed)
     assert len({str(case) for case in listed}) == len(listed)
     lower = LEVELS[max(LEVELS.index(level) - 1, 0)]
-    assert set(list_cases(lower, device=device)) <= set(listed)
+    assert set(whole(lower, device)) <= set(listed)
 
 
 def test_samples_are_a_list_of_their_own_and_a_part_of_full() -> None:
@@ -29,8 +36,8 @@ def test_samples_are_a_list_of_their_own_and_a_part_of_full() -> None:
     assert {case.family.name for case in listed} == {"deepseek_gemm", "cute_deepseek_gemm"}
     assert {case.arch for case in listed} == {"sm_120a", "sm_90a"}
     assert len(set(listed)) == len(listed)
-    assert set(listed) <= set(list_cases("full"))
-    assert not set(listed) & set(list_cases("default"))
+    assert set(listed) <= set(whole("full"))
+    assert not set(listed) & set(whole("default"))
     assert {str(case) for case in list_cases("samples", arch="sm_90a")} == {
         str(case) for case in listed if case.arch == "sm_90a"
     }
@@ -38,7 +45,7 @@ def test_samples_are_a_list_of_their_own_and_a_part_of_full() -> None:
 
 @pytest.mark.parametrize(("level", "below"), [("quick", "quick"), ("default", "quick"), ("full", "default")])
 def test_the_other_archs_run_the_level_below(level: str, below: str) -> None:
-    listed = list_cases(level)
+    listed = whole(level)
     for arch in ("sm_90a", "sm_121a"):
         lower = [
             case

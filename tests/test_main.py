@@ -78,12 +78,21 @@ NEEDED = {
 INSTALL = {"torch": "'refmoe[cuda]'", "cuda": "'refmoe[cuda]'", "cutlass_library": "'nvidia-cutlass"}
 
 
-@pytest.mark.parametrize("package", NEEDED)
-def test_a_missing_package_ends_in_a_sentence(package: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("package", "every"),
+    [
+        *((package, False) for package in NEEDED),
+        *(pytest.param(package, True, marks=pytest.mark.slow) for package in NEEDED),
+    ],
+)
+def test_a_missing_package_ends_in_a_sentence(package: str, every: bool, tmp_path: Path) -> None:
+    # Those that need the package; with `every`, those that do without it as well.
+    needed = NEEDED[package] or {"layout", "policy"}
+    commands = [arguments for arguments in COMMANDS if every or arguments[0] in needed]
     write_document(tmp_path / "a.json", [result()])
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, package],
-        input=json.dumps(COMMANDS),
+        input=json.dumps(commands),
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -97,7 +106,7 @@ def test_a_missing_package_ends_in_a_sentence(package: str, tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     asked = set()
-    for arguments, (status, text) in zip(COMMANDS, json.loads(done.stdout), strict=True):
+    for arguments, (status, text) in zip(commands, json.loads(done.stdout), strict=True):
         assert "Traceback" not in text
         if f"pip install {INSTALL.get(package, package)}" in text:
             asked.add(arguments[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from refmoe.cuda.expand import expand_as_kernel, expand_kernel, expand_plan
 from refmoe.cuda.finalize import finalize_kernel, finalize_plan
 from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Entry, LaunchPlan, row_plan
 from refmoe.cuda.quantize import mxfp8_quantize_kernel, mxfp8_quantize_plan
-from refmoe.cuda.routing import MapBuffers, permute_plan, route_plans
+from refmoe.cuda.routing import SORT_KERNEL, SORT_THREADS, MapBuffers, chosen_bytes, permute_plan, route_plans
 from refmoe.errors import ArgumentError
 from refmoe.formats import MX_BLOCK
 from refmoe.reference import Permutation, build_permutation
@@ -178,6 +179,7 @@ def _route(device: CudaDevice, tokens: int) -> Contender:
             device.output("topk_ids", (rows * WORD_BYTES,), 0),
             device.output("topk_weights", (rows * WORD_BYTES,), 0),
             device.output("refused", (WORD_BYTES,), 0),
+            device.output("chosen", (chosen_bytes(tokens, TOP_K),), 0),
             _maps(device, rows),
             tokens=tokens,
             all_experts=EXPERTS,
@@ -195,7 +197,18 @@ def _route_of(route: Contender, against: Path | None) -> list[Contender]:
         return []
     other = CudaDevice(csrc=against / _CSRC)
     name = f"route {PREFILL_TOKENS} x {EXPERTS} of {against.name}"
-    return [dataclasses.replace(route, name=name, device=other)]
+
+    def as_there(launches: Sequence[LaunchPlan]) -> list[LaunchPlan]:
+        """The first launch writes ids and weights alone, and the second sorts the ids."""
+        choose, sort = launches
+        *router, _, tokens, all_experts, top_k, experts, first_expert = choose.arguments
+        maps = (router[2], *sort.arguments[1:4])
+        return [
+            dataclasses.replace(choose, arguments=(*router, tokens, all_experts, top_k)),
+            LaunchPlan(SORT_KERNEL, EXPERTS, SORT_THREADS, (*maps, tokens, top_k, experts, first_expert)),
+        ]
+
+    return [dataclasses.replace(route, name=name, device=other, sets=[as_there(each) for each in route.sets])]
 
 
 def _sort(device: CudaDevice, tokens: int) -> Contender:

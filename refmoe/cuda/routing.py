@@ -22,10 +22,12 @@ MAX_EXPERTS = 1024
 SLOTS = (4, 8, 32)  # logits of a lane that kernels are built for
 FEW_TOKENS = 16  # kFewTokens: what one CTA routes and sorts
 FEW_CHOICES = 64  # kFewChoices: given ones that one CTA sorts
+LOAD_CHOICES, LOAD_BYTES = 8, 16  # kLoadChoices: of the sort of choices that a launch has made
 CHOOSE_THREADS = 256  # 8 tokens a CTA
 ROUTE_THREADS, SORT_THREADS = 512, 1024  # kRouteThreads, kSortThreads
 DTYPES = {np.dtype(np.float32): "f32", BF16: "bf16"}
 
+SORT_CHOSEN_KERNEL = Entry("routing", "refmoe_route_sort_chosen")
 SORT_KERNEL = Entry("routing", "refmoe_route_sort")
 SORT_FEW_KERNEL = Entry("routing", "refmoe_route_sort_few")
 
@@ -79,6 +81,7 @@ def route_kernels(dtype: str, experts: int) -> tuple[Entry, Entry]:
 #: Every entry of the source.
 ROUTING_KERNELS = (
     *(kernel for dtype in DTYPES.values() for slots in SLOTS for kernel in route_kernels(dtype, slots * WARP_LANES)),
+    SORT_CHOSEN_KERNEL,
     SORT_KERNEL,
     SORT_FEW_KERNEL,
 )
@@ -91,6 +94,7 @@ def route_plans(
     topk_ids: Buffer,
     topk_weights: Buffer,
     refused: Buffer,
+    chosen: Buffer,
     maps: MapBuffers,
     *,
     tokens: int,
@@ -99,7 +103,7 @@ def route_plans(
     experts: int,
     first_expert: int,
 ) -> tuple[LaunchPlan, ...]:
-    """One launch of one CTA for up to 16 tokens; else one that chooses, a warp a token, and `permute_plan`.
+    """One launch of one CTA for up to 16 tokens; else two: a warp a token chooses, then a CTA an expert sorts.
 
     Args:
         dtype: of the logits, "f32" or "bf16".
@@ -108,6 +112,7 @@ def route_plans(
         topk_ids: int32 [tokens, top_k], written; 16-byte aligned.
         topk_weights: float32 [tokens, top_k], written.
         refused: uint32 [1]: see `refused_token`. Must be 0 before the first launch; launches only ever raise it.
+        chosen: `chosen_bytes` of it, written by the first launch of two and read by the second; 16-byte aligned.
         maps: written.
         tokens: T; 0 is allowed.
         all_experts: experts of all ranks.
@@ -126,10 +131,21 @@ def route_plans(
         choose,
         grid=-(-tokens * WARP_LANES // CHOOSE_THREADS),
         block=CHOOSE_THREADS,
-        arguments=(*router, tokens, all_experts, top_k),
+        arguments=(*router, chosen, tokens, all_experts, top_k, experts, first_expert),
     )
-    sort = permute_plan(topk_ids, maps, tokens=tokens, top_k=top_k, experts=experts, first_expert=first_expert)
+    sort = LaunchPlan(
+        SORT_CHOSEN_KERNEL,
+        grid=experts,
+        block=min(_whole_warps(-(-tokens * top_k // LOAD_CHOICES)), SORT_THREADS),
+        arguments=(chosen, *_outputs(maps), tokens, top_k, experts, first_expert, all_experts),
+        programmatic=True,
+    )
     return choices, sort
+
+
+def chosen_bytes(tokens: int, top_k: int) -> int:
+    """Bytes of the buffer `chosen` of `route_plans`: 16 bits a choice, in whole loads of 16 bytes."""
+    return -(-tokens * top_k // LOAD_CHOICES) * LOAD_BYTES
 
 
 def permute_plan(
@@ -215,6 +231,7 @@ def try_route(
 
     topk_ids, topk_weights = (device.output(name, (tokens * k * 4,), fill) for name in ("topk_ids", "topk_weights"))
     refused = device.output("refused", (4,), 0, initialised=True)
+    chosen = device.output("chosen", (chosen_bytes(tokens, k),), fill)
     maps = _map_buffers(device, tokens * k, num_experts_local, fill)
     plans = route_plans(
         DTYPES[logits.dtype],
@@ -223,6 +240,7 @@ def try_route(
         topk_ids,
         topk_weights,
         refused,
+        chosen,
         maps,
         tokens=tokens,
         all_experts=all_experts,
@@ -316,7 +334,8 @@ def _check_logits(logits: object, bias: object) -> tuple[int, int]:
 
 def _check_rows(argument: str, rows: int, experts: int) -> None:
     """Refuse rows that the sorting threads, a CTA an expert, could pass in int32 on their way over them."""
-    check_int32(argument, rows + experts * SORT_THREADS, f"rows after expansion and threads, for {experts} experts")
+    steps = max(experts, LOAD_CHOICES) * SORT_THREADS
+    check_int32(argument, rows + steps, f"rows after expansion and threads, for {experts} experts")
 
 
 def _check_count(argument: str, count: object, *, most: int, what: str) -> None:

@@ -97,18 +97,23 @@ class Terms:
             return term
         found = self._moved.get((term, blocks))
         if found is None:
-            kind, *operands = self._nodes[term]
+            # The terms of a proof are moved millions of times.
+            node = self._nodes[term]
+            kind = node[0]
             if kind == "word":
-                found = self.word(operands[0] + blocks, operands[1])
+                found = self.word(node[1] + blocks, node[2])
             elif kind in ("value", "undefined", "none"):
                 found = term
             else:
-                found = self.make(kind, *(self._moved_operand(each, blocks) for each in operands))
+                known, moved = self._moved, [kind]
+                for each in node[1:]:
+                    if isinstance(each, int):
+                        there = known.get((each, blocks))
+                        each = self.moved(each, blocks) if there is None else there
+                    moved.append(each)
+                found = self.make(*moved)
             self._moved[term, blocks] = found
         return found
-
-    def _moved_operand(self, operand: Any, blocks: int) -> Any:
-        return self.moved(operand, blocks) if isinstance(operand, int) else operand
 
     # What is known of a value
 

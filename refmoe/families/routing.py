@@ -505,6 +505,13 @@ def _default() -> Iterator[Case]:
     yield _route("given", 1500, 8, 5, dtype="ids", first_expert=8, ranks=4)
     yield _route("given", 32, 128, 4, dtype="ids", routing="all-one-token")
     yield _route("same", 1100, 12, 4)
+    for m in (23, 24, 25, 255, 256, 257):  # the choices of a load, of a warp's step, and one less and more
+        yield _route("gaussian", m, 9, 1)
+    # More choices than the registers of a CTA hold, of which all or half belong to this rank.
+    yield _route("gaussian", 1100, 40, 32)
+    yield _route("gaussian", 1100, 20, 32, first_expert=20, ranks=2)
+    yield _route("gaussian", 700, 8, 4, first_expert=8, ranks=4)
+    yield _route("ties", 300, 600, 3)
     # Each entry has machine code of its own: each meets every fill, with more choices than are unrolled.
     for fill, dtype, m, experts in product(_LOGITS, ("f32", "bf16"), (_FEW, _MANY), (250, 1000)):
         bias = "none" if fill == "signed-zeros" else "distinct"

@@ -62,7 +62,7 @@ def compiled(text: str, level: int = LEVEL) -> bytes:
     """An object file of LLVM IR."""
     module = llvm.parse_assembly(text)
     module.verify()
-    machine = _machine(level)
+    machine = _emitter(level, *_host())
     if level > 1:
         # Below, code is as it was written: what builds it leaves little to improve, and passes cost as much time as
         # code generation itself.
@@ -84,8 +84,17 @@ def _host() -> tuple[str, str]:
     return str(llvm.get_host_cpu_name()), str(llvm.get_host_cpu_features().flatten())
 
 
+@cache
+def _emitter(level: int, cpu: str, features: str) -> Any:
+    """The machine that writes object files: a new one takes longer for its first than for most modules."""
+    return _machine_of(level, cpu, features)
+
+
 def _machine(level: int) -> Any:
     """A new one each time: an execution engine takes its machine with it when it goes."""
-    cpu, features = _host()
+    return _machine_of(level, *_host())
+
+
+def _machine_of(level: int, cpu: str, features: str) -> Any:
     target = llvm.Target.from_default_triple()
     return target.create_target_machine(cpu=cpu, features=features, opt=level, jit=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from refmoe.errors import describe
 from refmoe.ptx.errors import ArgumentMismatch, Index3
-from refmoe.ptx.schedule import BlockOrder
+from refmoe.ptx.schedule import BlockOrder, element_at
 
 Array = Any
 
@@ -69,7 +69,7 @@ class Grid:
     def index(self, number: int) -> Index3:
         """The index of block `number`."""
         position, rank = divmod(number, self.cluster_blocks)
-        cluster = int(self.cluster_at(position))
+        cluster = position if self.order is None else element_at(self.order, position)
         corner, inside = index_in(cluster, self.clusters), index_in(rank, self.cluster)
         x, y, z = (c * size + i for c, size, i in zip(corner, self.cluster, inside, strict=True))
         return x, y, z

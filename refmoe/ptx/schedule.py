@@ -14,6 +14,7 @@ schedule=7
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,7 @@ class BlockOrder:
         result = np.asarray(value, np.int64)
         if self.seed is None:
             return self.count - 1 - result
-        keys = Choices("block order", self.seed, self.count)
-        pairs = [(keys.below(self.count), np.uint64(keys.word())) for _ in range(_REFLECTIONS)]
+        pairs = _reflections(self.seed, self.count)
         with np.errstate(over="ignore"):
             for number in rounds:
                 key, salt = pairs[number]
@@ -92,6 +92,19 @@ class BlockOrder:
                 swaps = _mixed(np.maximum(result, other).astype(np.uint64) ^ salt) & np.uint64(1)
                 result = np.where(swaps == 1, other, result)
         return result
+
+
+@lru_cache(maxsize=256)
+def _reflections(seed: int, count: int) -> tuple[tuple[int, np.uint64], ...]:
+    """The key and the salt of each reflection."""
+    keys = Choices("block order", seed, count)
+    return tuple((keys.below(count), np.uint64(keys.word())) for _ in range(_REFLECTIONS))
+
+
+@lru_cache(maxsize=4096)
+def element_at(order: BlockOrder, position: int) -> int:
+    """`order.at` of a single position: whoever tells of a block asks for the same few again and again."""
+    return int(order.at(position))
 
 
 def _mixed(value: Array) -> Array:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 
 from refmoe.ptx import isa
 
@@ -73,7 +74,8 @@ def candidates() -> list[str]:
     return sorted(found)
 
 
-def known_opcodes() -> dict[str, isa.Operation]:
+@cache
+def known_opcodes() -> Mapping[str, isa.Operation]:
     """Those of `candidates` that the executor knows, with what they compute."""
     found = {}
     for opcode in candidates():

@@ -108,6 +108,7 @@ _CUDA = re.compile(
 )
 
 
+@lru_cache(maxsize=512)
 def cuda_text(text: str) -> str:
     """C++ or CUDA without comments and blanks; text in quotes is kept as it is."""
 
@@ -123,7 +124,8 @@ def cuda_text(text: str) -> str:
     return _CUDA.sub(bare, text).strip("\n")
 
 
-@lru_cache(maxsize=64)
+# Every kernel's hash has most of the same modules: there is room for all of them.
+@lru_cache(maxsize=512)
 def python_text(text: str) -> str:
     """Python without comments, docstrings and blank lines. The result is the same for every version of Python."""
     spans, inside = _unread(text)
@@ -186,7 +188,12 @@ def _unread(text: str) -> tuple[list[Span], set[int]]:
         assert line is not None
         return line, len(lines[line - 1].encode()[:column].decode())
 
-    for node in ast.walk(ast.parse(text)):
+    pending: list[Any] = [ast.parse(text)]
+    while pending:
+        node = pending.pop()
+        # What may have a docstring is a statement.
+        for part in _INNER:
+            pending += getattr(node, part, ())
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
             first = node.body[0]
             spans.append((place(first.lineno, first.col_offset), place(first.end_lineno, first.end_col_offset)))
@@ -194,7 +201,7 @@ def _unread(text: str) -> tuple[list[Span], set[int]]:
     return spans, inside
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def _module_text(path: Path) -> str:
     return python_text(path.read_text(encoding="utf-8"))
 
@@ -244,12 +251,23 @@ def _imports(path: Path, package: str) -> tuple[str, ...]:
     return tuple(_module_of(name) for name in names if name.startswith("refmoe."))
 
 
+# Where a statement has others. Expressions, which are most of a tree, have none.
+_INNER = ("body", "handlers", "orelse", "finalbody", "cases")
+
+
 def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and all below it, without what is read by a type checker alone."""
+    """A statement and all in it, without what is read by a type checker alone."""
     yield node
-    typed = isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-    for child in node.orelse if isinstance(node, ast.If) and typed else ast.iter_child_nodes(node):
-        yield from _executed(child)
+    typed = isinstance(node, ast.If) and _is_type_checking(node.test)
+    for part in ("orelse",) if typed else _INNER:
+        for inner in getattr(node, part, ()):
+            yield from _executed(inner)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    if isinstance(test, ast.Attribute):
+        return test.attr == "TYPE_CHECKING" and isinstance(test.value, ast.Name) and test.value.id == "typing"
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
 
 
 def _module_of(name: str) -> str:

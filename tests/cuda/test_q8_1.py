@@ -34,7 +34,7 @@ def test_a_thread_takes_four_elements() -> None:
     quantize_q8_1(np.zeros((1, 2880), np.float16), device=device)
     (plan,) = device.launches
     assert (plan.grid, plan.block, plan.arguments[-1]) == (3, 256, 720)
-    assert plan.kernel.entry == "refmoe_quantize_q8_1_fp16_llama_cpp_mmvq"
+    assert plan.kernel.entry == "refmoe_q8_1_quantize_fp16_llama_cpp_mmvq"
 
 
 def test_no_rows_launch_nothing() -> None:

@@ -88,9 +88,9 @@ def test_permute_refuses(device: Recorder, ids: Any, changes: dict[str, Any], me
     [
         (1, 128, [("refmoe_route_few_f32_4", 1, 160)]),  # a thread for each of 129 offsets
         (16, 129, [("refmoe_route_few_f32_8", 1, 512)]),
-        (17, 128, [("refmoe_route_choose_f32_4", 3, 256), ("refmoe_route_sort_few", 1, 160)]),
-        (33, 128, [("refmoe_route_choose_f32_4", 5, 256), ("refmoe_route_sort", 128, 64)]),
-        (1100, 1024, [("refmoe_route_choose_f32_32", 138, 256), ("refmoe_route_sort", 1024, 1024)]),
+        (17, 128, [("refmoe_route_choose_f32_4", 3, 256), ("refmoe_route_sort_chosen", 128, 32)]),
+        (33, 128, [("refmoe_route_choose_f32_4", 5, 256), ("refmoe_route_sort_chosen", 128, 32)]),
+        (1100, 1024, [("refmoe_route_choose_f32_32", 138, 256), ("refmoe_route_sort_chosen", 1024, 288)]),
         (0, 4, [("refmoe_route_few_f32_4", 1, 32)]),
     ],
 )
@@ -100,7 +100,7 @@ def test_few_tokens_are_one_launch_and_many_two(tokens: int, experts: int, launc
 
     maps = routing.MapBuffers(*map(buffer, ("offsets", "to_unpermuted", "to_permuted")))
     sizes = {"tokens": tokens, "all_experts": experts, "top_k": 2, "experts": experts, "first_expert": 0}
-    plans = routing.route_plans("f32", "logits", None, "ids", "weights", "refused", maps, **sizes)
+    plans = routing.route_plans("f32", "logits", None, "ids", "weights", "refused", "chosen", maps, **sizes)
     assert [(plan.kernel.entry, plan.grid, plan.block) for plan in plans] == launched
 
 

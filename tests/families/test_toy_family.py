@@ -102,6 +102,8 @@ def overlaid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def python(root: Path, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(root), "COLUMNS": "200"}
+    # Of a plugin that pytest finds by itself, as refmoe's, it rewrites the asserts of the whole package.
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     run = subprocess.run([sys.executable, *arguments], cwd=root, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout

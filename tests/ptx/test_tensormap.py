@@ -181,6 +181,7 @@ COPY = "@%p1 tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.relea
 ACQUIRE = "@%p1 fence.proxy.tensormap::generic.acquire.gpu [%d3], 128;"
 USE = "mov.u64 %d1, %d3;" + expect(256) + load(2) + wait() + dump(256)
 MEET = "@%p1 bar.warp.sync -1;"
+WIDE = ("global_address", "global_stride")
 
 
 def edited(body: str, threads: int = 64) -> tuple[np.ndarray, np.ndarray]:
@@ -200,6 +201,36 @@ def test_an_edited_map() -> None:
     after = Tensor("u8", 8, (64, 6), (80,), (64, 4), (1, 1))
     expected = loaded(after, content.tobytes()[128:], (0, 4))
     np.testing.assert_array_equal(out, [expected[1024 + i] for i in range(256)])
+
+
+FIELDS = (
+    ("global_address", "%d5"), ("rank", "1"), ("box_dim", "0, 64"), ("box_dim", "1, 4"), ("global_dim", "0, 64"),
+    ("global_dim", "1, 6"), ("global_stride", "0, 80"), ("element_stride", "0, 1"), ("element_stride", "1, 1"),
+    ("elemtype", "0"), ("interleave_layout", "0"), ("swizzle_mode", "0"), ("fill_mode", "0"),
+)  # fmt: skip
+FROM_NOTHING = """
+    add.u32 %r9, %r8, 8192; shl.b32 %r10, %r1, 2; add.u32 %r10, %r10, %r9; @%p1 st.shared.b32 [%r10], 0;
+    @%p1 bar.warp.sync -1; add.u64 %d5, %d6, 128; cvt.u64.u32 %d7, %r9;
+""" + "".join(
+    f"@%p0 tensormap.replace.tile.{field}.shared::cta.b1024.b{64 if field in WIDE else 32} [%d7], {value};"
+    for field, value in FIELDS
+)
+
+
+def test_a_map_that_is_made_of_nothing() -> None:
+    # Triton's kernels set all fields of 128 zeros.
+    out, content = edited(FROM_NOTHING + MEET + COPY + ACQUIRE + USE)
+    after = Tensor("u8", 8, (64, 6), (80,), (64, 4), (1, 1))
+    expected = loaded(after, content.tobytes()[128:], (0, 4))
+    np.testing.assert_array_equal(out, [expected[1024 + i] for i in range(256)])
+
+
+def test_a_map_of_which_a_field_is_missing() -> None:
+    with pytest.raises(ptx.MisuseError, match="a box of"):
+        edited(FROM_NOTHING.replace("tensormap.replace.tile.box_dim.shared::cta.b1024.b32 [%d7], 1, 4;", "bra N; N:")
+               + MEET + COPY + ACQUIRE + USE)  # fmt: skip
+    with pytest.raises(ptx.MisuseError, match="are no tensor map"):
+        edited(FROM_NOTHING.replace("st.shared.b32 [%r10], 0", "st.shared.b32 [%r10], 1") + MEET + COPY)
 
 
 def test_an_edited_map_of_another_warp() -> None:

@@ -42,7 +42,11 @@ constexpr int kWarps = 4;        // of a CTA, fewer where the weights of so many
 constexpr int kWarpRows = 2;     // weight rows of a warp
 constexpr int kLanesOfRow = kWarpLanes / kWarpRows;  // that end up with the sum of a row
 constexpr int kHeld = 4;         // blocks of an activation that a lane holds
+#if __CUDA_ARCH__ >= 1200
+constexpr int kCtas = 6;         // on a multiprocessor, which leaves a thread 80 registers: with seven it spills
+#else
 constexpr int kCtas = 7;         // on a multiprocessor, which leaves a thread 72 registers
+#endif
 
 struct Problem {
     const uint4* codes;            // [rows, K] int8

@@ -38,13 +38,15 @@ struct Permutation {
     int tokens, top_k, first_expert;
 
     /// Loads without branches: a rank past top_k looks up the last one, an expert of another rank the first expert, and
-    /// neither is used. So nothing waits for the maps before it needs them.
+    /// neither is used. So nothing waits for the maps before it needs them. A token alone is the only row of each of its
+    /// experts, so that its row is the first: this saves a load that would wait for another one.
     __device__ __forceinline__ Destination destination(int token, int rank) const {
         const int known_rank = min(rank, top_k - 1);
         const int row = __ldg(unpermuted_to_permuted + known_rank * tokens + token);
         const int expert = __ldg(topk_ids + token * top_k + known_rank) - first_expert;
         const int known_expert = row == kNoRow ? 0 : expert;
-        return {rank < top_k ? row : kNoRow, known_expert, static_cast<int>(__ldg(offsets + known_expert))};
+        const int first_row = tokens == 1 ? row : static_cast<int>(__ldg(offsets + known_expert));
+        return {rank < top_k ? row : kNoRow, known_expert, first_row};
     }
 };
 
@@ -118,20 +120,33 @@ __device__ __forceinline__ void expand(const Rows rows, const Permutation permut
                 const Destination mine = permutation.destination(token, first_rank + lane_in_group);
                 const typename Rows::ExpertScale mine_scale = rows.expert_scale(mine.expert);
                 typename Rows::Encoded encoded;
-                if constexpr (!Rows::kByExpert) encoded = rows.encode(chunk, token_scale);
                 uint32_t word = 0;
-                for (int rank = 0; rank < ranks; ++rank) {
-                    const int row = __shfl_sync(kFullWarp, mine.row, rank);
-                    if constexpr (Rows::kByExpert) {
-                        encoded = rows.encode(chunk, mine_scale, rank);
-                        const uint32_t of_rank = Rows::scale_word(encoded.scale);
-                        if (rank == lane_in_group) word = of_rank;
-                    }
+                const auto store = [&](int row) {
                     if (row != kNoRow && lane < lanes)
                         __stcs(codes + static_cast<int64_t>(row) * lanes + lane, encoded.codes);
+                };
+                if constexpr (Rows::kScales == Scales::kOfBlocks && !Rows::kByExpert) {
+                    // All rows are known before the codes are, so that these go out without waiting for each other.
+                    int rows_of_ranks[kGroupLanes];
+#pragma unroll
+                    for (int rank = 0; rank < kGroupLanes; ++rank)
+                        rows_of_ranks[rank] = __shfl_sync(kFullWarp, mine.row, rank);
+                    encoded = rows.encode(chunk, token_scale);
+#pragma unroll
+                    for (int rank = 0; rank < kGroupLanes; ++rank) store(rows_of_ranks[rank]);
+                    word = Rows::scale_word(encoded.scale);
+                } else {
+                    if constexpr (!Rows::kByExpert) encoded = rows.encode(chunk, token_scale);
+                    for (int rank = 0; rank < ranks; ++rank) {
+                        if constexpr (Rows::kByExpert) {
+                            encoded = rows.encode(chunk, mine_scale, rank);
+                            const uint32_t of_rank = Rows::scale_word(encoded.scale);
+                            if (rank == lane_in_group) word = of_rank;
+                        }
+                        store(__shfl_sync(kFullWarp, mine.row, rank));
+                    }
                 }
                 if constexpr (Rows::kScales == Scales::kOfBlocks) {
-                    if constexpr (!Rows::kByExpert) word = Rows::scale_word(encoded.scale);
                     const int group = lane / kGroupLanes;
                     if (mine.row != kNoRow && group < groups) {
                         const int scale_row = expert_scale_row(mine.first_row, mine.expert) + mine.row - mine.first_row;

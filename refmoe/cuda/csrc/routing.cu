@@ -6,7 +6,9 @@
 // warps run.
 //
 // Few tokens take one launch of one CTA, a warp each. More tokens take two: a warp a token chooses, then a CTA an expert
-// finds that expert's rows. Choices that are given already take the second of these, or one CTA where they are few.
+// finds that expert's rows (chosen_rows.cuh). Choices that are given already take one launch: a CTA an expert, or one CTA
+// where they are few.
+#include "chosen_rows.cuh"
 #include "dependent_launch.cuh"
 #include "expert_maps.cuh"
 #include "exponential.cuh"
@@ -18,7 +20,6 @@ constexpr int kRouteThreads = 512;            // at most; so that 32 logits a la
 constexpr int kFewTokens = kRouteThreads / kWarpLanes;  // what one CTA takes, a warp each
 constexpr int kFewChoices = 64;               // given ones that one CTA sorts
 constexpr int kChooseThreads = 256;           // of choices alone; eight CTAs of them fill a multiprocessor
-constexpr int kSortThreads = 1024, kSortWarps = kSortThreads / kWarpLanes;
 constexpr int kHeldSteps = 8;   // of 32 tokens each: what a warp of the sort looks at together
 constexpr int kLoads = 4;       // of them whose loads are under way together
 constexpr int kIdsOfLoad = 4;   // of one 16-byte load
@@ -62,17 +63,20 @@ struct Router {
 /// The keys of a token's logits, those of one lane: expert `slot * 32 + lane` in slot `slot`.
 template <int kSlots, class Logit>
 __device__ __forceinline__ void load_keys(const Router<Logit>& router, int token, int lane, uint32_t (&keys)[kSlots]) {
-    const Logit* logits = router.logits + static_cast<int64_t>(token) * router.all_experts;
+    const Logit* own = router.logits + static_cast<int64_t>(token) * router.all_experts + lane;
+    const int slots = (router.all_experts - lane + kWarpLanes - 1) / kWarpLanes;  // that this lane has a logit in
+    float logits[kSlots];
 #pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-        const int expert = slot * kWarpLanes + lane;
-        keys[slot] = kTaken;
-        if (expert < router.all_experts) {
-            float logit = load_logit(logits + expert);
-            if (router.bias) logit = __fadd_rn(logit, __ldg(router.bias + expert));
-            keys[slot] = key_of(logit);
-        }
+    for (int slot = 0; slot < kSlots; ++slot)
+        if (slot < slots) logits[slot] = load_logit(own + slot * kWarpLanes);
+    if (router.bias) {
+#pragma unroll
+        for (int slot = 0; slot < kSlots; ++slot)
+            if (slot < slots) logits[slot] = __fadd_rn(logits[slot], __ldg(router.bias + lane + slot * kWarpLanes));
     }
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot)
+        keys[slot] = slot < slots ? key_of(logits[slot]) : kTaken;
 }
 
 struct Choice {
@@ -127,20 +131,6 @@ __device__ __forceinline__ int route_token(const Router<Logit>& router, int toke
     }
     return mine.expert;
 }
-
-/// What the sorting step writes.
-struct Maps {
-    int64_t* offsets;             // [experts + 1] first row of each expert of this rank, then the rows in use
-    int* permuted_to_unpermuted;  // [tokens * top_k] choice of each row, kNoRow past the rows in use
-    int* unpermuted_to_permuted;  // [tokens * top_k] row of each choice, kNoRow for experts of other ranks
-    int experts, first_expert;    // of this rank
-
-    /// Experts of this rank from 0 on; negative or at least `experts` for others.
-    __device__ __forceinline__ int local(int expert) const { return expert - first_expert; }
-    __device__ __forceinline__ bool here(int local_expert) const {
-        return static_cast<unsigned>(local_expert) < static_cast<unsigned>(experts);
-    }
-};
 
 /// Sorts the choices of a few tokens: one CTA, all choices in shared memory. A choice's row is the number of choices
 /// that come before it, so every thread counts for itself. Experts of other ranks count as `experts`, behind all.
@@ -344,11 +334,15 @@ constexpr int choosing_ctas(int slots) {
     return ctas < kMost ? ctas : kMost;
 }
 
-/// Choices alone, a warp a token.
+/// Choices alone, a warp a token, and of each its expert for the launch that sorts.
 template <int kSlots, class Logit>
-__device__ __forceinline__ void choose(const Router<Logit>& router) {
-    const int token = (blockIdx.x * blockDim.x + threadIdx.x) / kWarpLanes;
-    if (token < router.tokens) route_token<kSlots>(router, token);
+__device__ __forceinline__ void choose(const Router<Logit>& router, const ChosenExperts& chosen) {
+    const int token = (blockIdx.x * blockDim.x + threadIdx.x) / kWarpLanes, lane = threadIdx.x % kWarpLanes;
+    launch_dependents();
+    if (token >= router.tokens) return;
+    const int expert = route_token<kSlots>(router, token);
+    if (lane < router.top_k) chosen.store(lane * router.tokens + token, expert);
+    if (token == 0) chosen.pad(router.tokens * router.top_k, lane);
 }
 
 }  // namespace refmoe
@@ -356,6 +350,7 @@ __device__ __forceinline__ void choose(const Router<Logit>& router) {
 // Entries, with <slots> logits a lane, so for at most 32 * <slots> experts:
 //   refmoe_route_few_<dtype>_<slots>     all for at most 16 tokens: grid 1, at least 32 threads a token
 //   refmoe_route_choose_<dtype>_<slots>  choices alone: 32 threads a token
+//   refmoe_route_sort_chosen             maps of these choices: grid `experts`, whole warps
 //   refmoe_route_sort                    maps of given choices: grid `experts`, whole warps
 //   refmoe_route_sort_few                the same for at most 64 choices: grid 1
 //
@@ -364,6 +359,7 @@ __device__ __forceinline__ void choose(const Router<Logit>& router) {
 //   topk_ids, topk_weights  [tokens, top_k]; topk_ids 16-byte aligned
 //   refused                 0 before the launch; the kernel raises it to the complement of the first token that has no
 //                           answer: NaN or +Inf among its logits, or -Inf among its choices
+//   chosen                  uint16 [tokens * top_k rounded up to 8], 16-byte aligned: see refmoe::ChosenExperts
 //   offsets, permuted_to_unpermuted, unpermuted_to_permuted: see refmoe::Maps
 #define REFMOE_ROUTER(Logit) \
     const refmoe::Router<Logit> router { logits, bias, topk_ids, topk_weights, refused, tokens, all_experts, top_k }
@@ -380,10 +376,10 @@ __device__ __forceinline__ void choose(const Router<Logit>& router) {
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(refmoe::kChooseThreads, refmoe::choosing_ctas(slots))                 \
         refmoe_route_choose_##dtype##_##slots(                                                                         \
-        const Logit* logits, const float* bias, int* topk_ids, float* topk_weights, uint32_t* refused, int tokens,     \
-        int all_experts, int top_k) {                                                                                  \
+        const Logit* logits, const float* bias, int* topk_ids, float* topk_weights, uint32_t* refused,                 \
+        uint16_t* chosen, int tokens, int all_experts, int top_k, int experts, int first_expert) {                     \
         REFMOE_ROUTER(Logit);                                                                                          \
-        refmoe::choose<slots>(router);                                                                                 \
+        refmoe::choose<slots>(router, {chosen, experts, first_expert});                                                \
     }
 #define REFMOE_DTYPES(slots)              \
     REFMOE_ENTRIES(f32, float, slots)     \
@@ -407,4 +403,14 @@ extern "C" __global__ void __launch_bounds__(refmoe::kSortThreads)
     REFMOE_MAPS;
     refmoe::launch_dependents();
     refmoe::sort_many(maps, topk_ids, tokens, top_k);
+}
+
+extern "C" __global__ void __launch_bounds__(refmoe::kSortThreads)
+    refmoe_route_sort_chosen(const uint16_t* chosen, int64_t* offsets, int* permuted_to_unpermuted,
+                             int* unpermuted_to_permuted, int tokens, int top_k, int experts, int first_expert,
+                             int all_experts) {
+    REFMOE_MAPS;
+    refmoe::launch_dependents();
+    refmoe::wait_for_launches();
+    refmoe::sort_chosen(maps, chosen, tokens * top_k, experts == all_experts);
 }

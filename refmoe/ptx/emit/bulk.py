@@ -213,6 +213,8 @@ def proxy_fence(emitter: Builder, instruction: Instruction) -> bool:
     opcode, operands = instruction.opcode, instruction.operands
     if not opcode.startswith("fence.proxy."):
         return False
+    # It is its thread's own.
+    emitter.lanes_synchronise = True
     guard = emitter.guard(instruction)
     if opcode == "fence.proxy.alias":
         # Of two addresses of one place: there are none here.

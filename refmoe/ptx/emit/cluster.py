@@ -8,7 +8,8 @@ import numpy as np
 
 from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
-from refmoe.ptx.emit.bulk import count_operands
+from refmoe.ptx.emit.bulk import count_operands, integer
+from refmoe.ptx.engine.bulk.ranges import DISCARDED, Discard, StoreRange
 from refmoe.ptx.engine.cluster.memory import MapAddress, RankOf
 from refmoe.ptx.engine.loads_and_stores import Access, Atomic, Store
 from refmoe.ptx.engine.previous_grid import GridWait
@@ -27,10 +28,12 @@ _POLICY = re.compile(
 )
 _ADVICE = re.compile(
     r"prefetch(\.(global|local))?\.(L1|L2|L2::evict_(last|normal))|prefetchu\.L1|prefetch(\.(const|param))?\.tensormap"
-    r"|nanosleep\.u32|pmevent(\.mask)?|applypriority(\.global)?\.L2::evict_normal|discard(\.global)?\.L2|griddepcontrol\.(launch_dependents|wait)"
+    r"|nanosleep\.u32|pmevent(\.mask)?|applypriority(\.global)?\.L2::evict_normal|griddepcontrol\.(launch_dependents|wait)"
 )
 # Operands of those that do not take one address, or one number.
-_ADVISED = {"applypriority": 2, "discard": 2, "griddepcontrol": 0}
+_ADVISED = {"applypriority": 2, "griddepcontrol": 0}
+_DISCARD = re.compile(r"discard(?P<global>\.global)?\.L2")
+_STORE_BULK = re.compile(r"st\.bulk(\.weak)?(?P<shared>\.shared::cta)?")
 _COMPLETES = r"\.shared::cluster\.mbarrier::complete_tx::bytes"
 _STORE_ASYNC = re.compile(
     rf"st\.async(\.weak)?{_COMPLETES}(\.v(?P<count>[24]))?\.(?P<type>b32|b64|u32|u64|s32|s64|f32|f64)"
@@ -107,6 +110,45 @@ def write_async(emitter: Builder, instruction: Instruction) -> None:
     phase, _ = emitter.address(barrier, "shared")
     write = WriteAsync(work, Access(instruction, "shared", 8, 1, strength=GRID))
     emitter.run(write, address, f"({', '.join(values)},)", phase, emitter.guard(instruction))
+
+
+def store_bulk(emitter: Builder, instruction: Instruction) -> None:
+    """`st.bulk [a], size, 0`.
+
+    Raises:
+        isa.NoSuchInstruction: another spelling.
+        ValueError: its operands do not fit.
+    """
+    match = _STORE_BULK.fullmatch(instruction.opcode)
+    if match is None:
+        raise isa.NoSuchInstruction(instruction.opcode)
+    count_operands(instruction.operands, 3)
+    target, size, value = instruction.operands
+    if not isinstance(value, Immediate) or value.value != 0:
+        raise ValueError("an initial value of 0 needed")
+    space = "generic" if match["shared"] is None else "shared"
+    address, _ = emitter.address(target, space)
+    count = emitter.value(size, "b32" if isinstance(size, Immediate) else "b64")
+    emitter.run(StoreRange(Store(instruction, space, 8, 1)), address, count, emitter.guard(instruction))
+
+
+def discard(emitter: Builder, instruction: Instruction) -> None:
+    """`discard [a], 128`.
+
+    Raises:
+        isa.NoSuchInstruction: another spelling.
+        ValueError: its operands do not fit.
+    """
+    match = _DISCARD.fullmatch(instruction.opcode)
+    if match is None:
+        raise isa.NoSuchInstruction(instruction.opcode)
+    count_operands(instruction.operands, 2)
+    if integer(instruction.operands[1]) != DISCARDED:
+        raise ValueError(f"a size of {DISCARDED} needed")
+    space = "generic" if match["global"] is None else "global"
+    address, _ = emitter.address(instruction.operands[0], space)
+    whole = Store(instruction, space, 16, DISCARDED // 16, align=DISCARDED)
+    emitter.run(Discard(whole, Store(instruction, space, 16, 1)), address, emitter.guard(instruction))
 
 
 def advise(emitter: Builder, instruction: Instruction) -> None:

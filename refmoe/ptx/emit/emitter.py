@@ -45,7 +45,7 @@ _ISSPACEP = re.compile(r"isspacep\.(?P<space>global|shared|shared::cta|shared::c
 _REDUX_OF_FLOATS = re.compile(r"redux\.sync\.(?P<operation>min|max)(\.abs(\.NaN)?|\.NaN(\.abs)?)?\.f32")
 _HAS_REDUX_OF_FLOATS = ("sm_100", "sm_101", "sm_103")
 _ADVICE = (
-    "prefetch", "prefetchu", "nanosleep", "createpolicy", "applypriority", "discard", "setmaxnreg", "griddepcontrol",
+    "prefetch", "prefetchu", "nanosleep", "createpolicy", "applypriority", "setmaxnreg", "griddepcontrol",
     "pmevent",
 )  # fmt: skip
 _TEXTURES = ("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep")
@@ -100,6 +100,7 @@ class Emitter(Builder):
             "isspacep": self._isspacep,
             **dict.fromkeys(("membar", "fence"), self._fence),
             **dict.fromkeys(_ADVICE, partial(cluster.advise, self)),
+            "discard": partial(cluster.discard, self),
             "mapa": partial(cluster.map_address, self),
             "getctarank": partial(cluster.rank_of, self),
             "activemask": self._activemask,
@@ -261,8 +262,9 @@ class Emitter(Builder):
             self.lines.append(call)
 
     def _store(self, instruction: Instruction) -> None:
-        if instruction.opcode.startswith("st.async."):
-            cluster.write_async(self, instruction)
+        if instruction.opcode.startswith(("st.async.", "st.bulk")):
+            write = cluster.store_bulk if instruction.opcode.startswith("st.bulk") else cluster.write_async
+            write(self, instruction)
             return
         opcode = self._opcode(instruction)
         if len(instruction.operands) != 2 + opcode.hinted:

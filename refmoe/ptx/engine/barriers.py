@@ -170,6 +170,8 @@ class Barriers:
         for number in map(int, np.unique(self.at[self.at >= 0])):
             gathered = ((self.at == number) & ~self._counted).reshape(-1, 32)
             warps = np.flatnonzero(gathered.any(axis=1) & (gathered | ~living).all(axis=1))
+            if not warps.size:
+                continue
             everyone = self.expected[warps // machine.warps, number] == _ALL
             self._count(number, warps[everyone])
             # Warps that come together are counted one after another where a count may be reached in between.

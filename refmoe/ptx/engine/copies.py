@@ -143,6 +143,9 @@ class Copies:
         if clocks is None:
             return
         shadow = shadow_of(self.machine.shared)
+        if landed:
+            # No store is of the same step, see `RaceShadow.delivered`.
+            self.machine.tick(self.machine.launch.clock + 1)
         for flight in landed:
             shadow.waited(frame, flight.work.target, flight.target, flight.lanes)
             if flight.source is not None and flight.source.shadow is not None:

@@ -333,6 +333,10 @@ class Lanes(ABC):
         """Memory changed, or lanes left: a polling loop may see something new."""
 
     @abstractmethod
+    def stored(self) -> None:
+        """Shared memory was stored to: the same, unless a loop does so for long and nothing else happens."""
+
+    @abstractmethod
     def write(self, number: int, mask: Array, value: Any) -> None:
         """Write a register of the lanes of `mask`, outside a step."""
 

@@ -429,7 +429,10 @@ class Store(Access):
         if self.strength and (order := machine.lane_order(lanes)) is not None:
             # Of two lanes that write one byte in one instruction the last one wins. (Two weak writes are a race.)
             lanes, chosen, words = lanes[order], chosen[order], words[order]
-        machine.progress()
+        if self.space == "shared":
+            machine.stored()
+        else:
+            machine.progress()
         for region, which, index in self._parts(frame, chosen, lanes):
             theirs = _pick(lanes, which)
             self.put(frame, region, index, theirs, _pick(words, which))
@@ -593,6 +596,10 @@ def tell_watch(
 
 def _turns(at: Array) -> Iterator[Array]:
     """Groups of positions without a repeated address; repeats of one address keep their order."""
+    if len(at) == 1:
+        # Under a schedule most atomics are of a lane alone.
+        yield np.zeros(1, np.intp)
+        return
     order = np.argsort(at, kind="stable")
     ordered = at[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])

@@ -53,8 +53,10 @@ from refmoe.ptx.text.wgmma import WARPS as WARPGROUP
 Array = Any
 # Back edges of polling loops without any progress before the machine asks whether anything can still change.
 _IDLE = 64
-# Stands for a place.
-_AT_BARRIERS = -1
+# Of them so many in which shared memory is written all the same: then only other bytes there are progress.
+_IDLE_WRITING = 256
+# Stand for places.
+_AT_BARRIERS, _IN_SHARED = -1, -2
 # A compact frame pays for gathering registers; a dense one for computing what is thrown away.
 _COMPACT_BELOW = 0.375
 
@@ -150,7 +152,7 @@ class Machine(Runner):
         self.cluster_barrier = ClusterBarrier(self, self.code.barriers)
         self.copies = self.add(Copies(self))
         self.bulk = self.add(Bulk(self))
-        self.mbarriers = self.add(Mbarriers(self, waits, self.bulk))
+        self.mbarriers = self.add(Mbarriers(self, waits, self.bulk, self.code.ends_barriers))
         if launch.following is not None:
             self.undefined = UndefinedFollower(self, self.code, launch.following)
         self.native = self.add(NativeState(self, self.code))
@@ -165,7 +167,7 @@ class Machine(Runner):
         self._arrive(0, 0, self.alive)
         self._gave_up: Array | None = None
         self._at_standstill: Any = None
-        self._idle = 0
+        self._idle = self._idle_writing = 0
         self._snapshot: Any = None
         self._reads = 0
         self._laps: dict[int, int] = {}
@@ -222,6 +224,16 @@ class Machine(Runner):
 
     def progress(self) -> None:
         """See `Lanes.progress`."""
+        self._idle_writing = 0
+        self._change()
+
+    def stored(self) -> None:
+        """See `Lanes.stored`."""
+        # A loop may poll by one thread, which hands the others what it saw through shared memory: as Triton's do.
+        if self._idle_writing < _IDLE_WRITING:
+            self._change()
+
+    def _change(self) -> None:
         self.arena.changes += 1
         self._idle, self._snapshot = 0, None
         if self.turns is not None:
@@ -335,6 +347,7 @@ class Machine(Runner):
                 turns.stepped()
         self.native.leave()
         if self._living:
+            self.meetings.refuse_divided()
             waiting = self.waiting()
             raise Deadlock("no lane can run:\n  " + "\n  ".join(waiting), waiting=tuple(waiting))
         return True
@@ -353,7 +366,7 @@ class Machine(Runner):
 
         They lose a turn: else lanes that come round to them in a polling loop would have lost none.
         """
-        first = turns.part(mask)
+        first = turns.part(mask, place in self.code.asks_who)
         if first is not mask:
             self._arrive(place, turn + 1, mask & ~first)
         return first
@@ -370,6 +383,7 @@ class Machine(Runner):
     def poll(self) -> None:
         """See `Lanes.poll`."""
         self._idle += 1
+        self._idle_writing += 1
         if self.turns is not None:
             self.turns.polled()
 
@@ -537,7 +551,7 @@ class Machine(Runner):
         if not parked.any():
             return False
         ticks = self.launch.ticks
-        state = ({0: parked}, self.native.copy(), self.arena.changes, ticks.reads)
+        state = ({0: parked, **self._in_shared()}, self.native.copy(), self.arena.changes, ticks.reads)
         before, self._at_standstill = self._at_standstill, state
         if before is None or before[2] != state[2]:
             ticks.settle()
@@ -604,7 +618,11 @@ class Machine(Runner):
         groups = dict(self.native.groups(waiting=False) if self.steps is None else self.steps.places())
         # A loop that polls may have barriers in it: to come to one is no progress.
         groups[_AT_BARRIERS] = self.barriers.at.copy()
-        return groups, self.native.copy()
+        return groups | self._in_shared(), self.native.copy()
+
+    def _in_shared(self) -> dict[int, Array]:
+        """The bytes of shared memory, where writing there is no progress by itself."""
+        return {_IN_SHARED: self.shared.data.copy()} if self._idle_writing >= _IDLE_WRITING else {}
 
     def waiting(self) -> list[str]:
         """One sentence for each place where lanes are."""

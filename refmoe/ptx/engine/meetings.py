@@ -14,7 +14,7 @@ from refmoe.ptx.engine.code import Code, Gather
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.native_state import NativeState
 from refmoe.ptx.engine.warp import bits_of_warps
-from refmoe.ptx.errors import WarpError
+from refmoe.ptx.errors import UnknownOpcode, WarpError
 
 Array = Any
 
@@ -115,6 +115,37 @@ class Meetings:
                 value = theirs.constant if register is None else self._native.registers[register].reshape(-1)
                 found.append((lanes, np.broadcast_to(value, lanes.shape)))
         return found
+
+    def refuse_divided(self) -> None:
+        """Nobody can go on: perhaps lanes wait for one another at several instructions that exchange values alike.
+
+        Raises:
+            UnknownOpcode: they do. PTX lets them meet, since sm_70 (PTX ISA, "shfl.sync").
+        """
+        alike: dict[str, list[tuple[Gather, Array, Array]]] = {}
+        for place, lanes in self._native.groups(waiting=True).items():
+            gather = self._code.gathers[place]
+            opcode = gather.instruction.opcode
+            if not gather.is_barrier and ".sync" in opcode and ".aligned" not in opcode:
+                register = gather.register
+                value = gather.constant if register is None else self._native.registers[register].reshape(-1)
+                alike.setdefault(opcode, []).append((gather, lanes, np.broadcast_to(value, lanes.shape)))
+        living = bits_of_warps(self.machine.alive)
+        for opcode, waiting in alike.items():
+            gather, lanes, member = waiting[0]
+            if len(waiting) == 1:
+                continue
+            lane = int(np.argmax(lanes))
+            here = [bits_of_warps(theirs & (masks == member[lane])) for _, theirs, masks in waiting]
+            together = np.bitwise_or.reduce(here)
+            if int(member[lane]) & int(living[lane >> 5]) & ~int(together[lane >> 5]) == 0:
+                others = ", ".join(self.machine.describe(each.instruction) for each, _, _ in waiting[1:])
+                block, thread = self.machine.place_of(lane)
+                what = (
+                    f"block {block} thread {thread}: cannot execute {opcode} for lanes of one member mask that are at "
+                    f"several instructions; {self.machine.describe(gather.instruction)}; others are at {others}"
+                )
+                raise UnknownOpcode.of(gather.instruction, what, block, thread)
 
     def _let_pass(self, lanes: Array) -> None:
         """Lanes that wait at other `bar.warp.sync` instructions may go on."""

@@ -372,9 +372,13 @@ class NativeState:
         """What native code changed."""
         machine, fields = self.machine, self._fields
         machine.tick(fields[Context.NOW])
-        if fields[Context.CHANGED]:
-            fields[Context.CHANGED] = 0
-            machine.progress()
+        changed, stored = fields[Context.CHANGED], fields[Context.STORED]
+        if changed or stored:
+            fields[Context.CHANGED] = fields[Context.STORED] = 0
+            if changed:
+                machine.progress()
+            else:
+                machine.stored()
         if failed:
             error, self.error = self.error, None
             assert error is not None

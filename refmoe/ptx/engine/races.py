@@ -163,6 +163,7 @@ class RaceShadow:
         previous: what is asked before an access, if the grid before this one writes the region; else None.
         combined: who combines what the region has, once bulk copies do; else None.
         copied: records of writes that bulk copies made, and that count as their threads' since these waited for them.
+        delivered: steps in which lanes waited for `cp.async`, whose writes count as theirs from then on.
     """
 
     def __init__(self, size: int, readers: int, columns: int | None = None) -> None:
@@ -176,6 +177,7 @@ class RaceShadow:
         self.previous: Previous | None = None
         self.combined: Combined | None = None
         self.copied: set[int] = set()
+        self.delivered: set[int] = set()
 
     @property
     def tables(self) -> tuple[Array, ...]:
@@ -500,6 +502,7 @@ class RaceShadow:
         """`lanes` have waited for their copies, which from now on count as accesses of their own."""
         at, who = self._cover(index, lanes, access.width)
         mine = self._mine(frame, who, WEAK)
+        self.delivered.add(frame.machine.clocks.now)
         columns = [who // LANES % self.readers] if self.readers else range(len(self._reads))
         for records, place in ((self._writes, at), *((self._reads, (column, at)) for column in columns)):
             held = records[place]
@@ -656,6 +659,7 @@ _SENTENCES = {
 _MILDER = {
     "missing acquire": "the strong read that saw its signal is no acquire, and no fence lies between",
     "same value": "nothing orders the two, but both write the same bytes",
+    "copied operand": "no fence.proxy.async lies between, but it is an operand that cp.async brought",
 }
 
 

@@ -20,7 +20,9 @@ class Context(IntEnum):
     NOW = auto()
     """The step, as race records have it."""
     CHANGED = auto()
-    """Set to one by every store."""
+    """Set to one by every store, but for those to shared memory."""
+    STORED = auto()
+    """Set to one by every store to shared memory."""
     SLOW = auto()
     """Pointer to the function that does an access, or an instruction, for one warp in Python."""
     SYMBOLS = auto()

@@ -10,6 +10,7 @@ division by zero) must replace that operand in every lane.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 from llvmlite import ir
@@ -36,9 +37,16 @@ class _Splat(ir.Constant):  # type: ignore[misc]
         return f"{self.type} {self.get_reference()}"
 
 
+@cache
 def vector(bits: int) -> Any:
-    """The type of a register of so many bits."""
+    """The type of a register of so many bits; one object, whose text is made once."""
     return ir.VectorType(ir.IntType(bits), LANES)
+
+
+@lru_cache(maxsize=4096)
+def _splat(value: int, bits: int) -> _Splat:
+    # A constant belongs to no module; most of those in a form are in its neighbours too.
+    return _Splat(ir.IntType(bits), value)
 
 
 class LaneBuilder:
@@ -57,7 +65,7 @@ class LaneBuilder:
 
     def constant(self, value: int, bits: int) -> Value:
         """One integer in every lane; only its low `bits` bits count."""
-        return _Splat(ir.IntType(bits), value & ((1 << bits) - 1))
+        return _splat(value & ((1 << bits) - 1), bits)
 
     def known(self, value: Value) -> int | None:
         """The integer of which `constant` made `value`; None for any other value."""

@@ -49,7 +49,14 @@ class Usage:
 
 
 def _registers(operands: Iterable[Operand]) -> list[Register]:
-    return [part for operand in operands for part in parts(operand) if isinstance(part, Register)]
+    found: list[Register] = []
+    for operand in operands:
+        # Most operands are registers themselves.
+        if isinstance(operand, Register):
+            found.append(operand)
+        else:
+            found += [part for part in parts(operand) if isinstance(part, Register)]
+    return found
 
 
 def operands_of(instruction: Instruction) -> tuple[list[Register], list[Register]]:

@@ -6,6 +6,7 @@ read. What is found may not happen: the branches of the ways that lead there may
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from refmoe.ptx.program.blocks import Block, Program
@@ -35,28 +36,37 @@ class UnwrittenReads:
 def unwritten(program: Program) -> UnwrittenReads:
     """The reads of an entry that something may reach before a write: a forward analysis of its blocks."""
     bodies = {block.index: _body(block) for block in program.blocks}
-    known = {name for body in bodies.values() for step in body for names in step for name in names}
-    written = {index: frozenset(name for *_, writes in body for name in writes) for index, body in bodies.items()}
+    names = dict.fromkeys(name for body in bodies.values() for step in body for held in step for name in held)
+    # A set of registers is an integer, a bit each: a kernel of thousands of blocks has thousands of registers.
+    bits = {name: 1 << number for number, name in enumerate(names)}
+    kept = {index: ~_bits(bits, (name for *_, writes in body for name in writes)) for index, body in bodies.items()}
     # Registers that may be unwritten at the start of each block that can be reached.
-    before: dict[int, frozenset[str]] = {0: frozenset(known)}
+    before = {0: (1 << len(bits)) - 1}
     ahead = [0]
     while ahead:
         index = ahead.pop()
-        after = before[index] - written[index]
+        after = before[index] & kept[index]
         for target in program.blocks[index].terminator.targets:
-            if target not in before or not after <= before[target]:
-                before[target] = before.get(target, frozenset()) | after
+            known = before.get(target)
+            if known is None or after & ~known:
+                before[target] = after | (known or 0)
                 ahead.append(target)
     reads: dict[tuple[int, int], tuple[str, ...]] = {}
     of_products: set[str] = set()
     for index, maybe in before.items():
-        open_ = set(maybe)
         for number, (uses, held, writes) in enumerate(bodies[index]):
-            of_products |= open_.intersection(held)
-            if found := tuple(dict.fromkeys(name for name in uses if name in open_)):
+            of_products.update(name for name in held if maybe & bits[name])
+            if found := tuple(dict.fromkeys(name for name in uses if maybe & bits[name])):
                 reads[index, number] = found
-            open_ -= set(writes)
+            maybe &= ~_bits(bits, writes)
     return UnwrittenReads(frozenset(of_products.union(*reads.values())), reads)
+
+
+def _bits(bits: Mapping[str, int], names: Iterable[str]) -> int:
+    found = 0
+    for name in names:
+        found |= bits[name]
+    return found
 
 
 def instructions_of(block: Block) -> tuple[Instruction, ...]:

@@ -264,6 +264,17 @@ def encode_tensor_map_im2col(
     return result.encode()
 
 
+def edited_tensor_map(content: bytes) -> TensorMap:
+    """The same of a map that `tensormap.replace` edits: Triton's kernels begin with 128 zeros and set every field.
+
+    Raises:
+        ValueError: they are neither zeros nor a tensor map.
+    """
+    if not any(content):
+        return TensorMap(0, (0,) * 4, (0,) * 5, (0,) * 5, (0,) * 5, _TYPE_NAMES[0], 1, 0, 0, 0, 0)
+    return decode_tensor_map(content)
+
+
 def _ranked(
     data_type: str, dims: Sequence[int], strides: Sequence[int], element_strides: Sequence[int] | None, least: int
 ) -> tuple[int, Sequence[int]]:

@@ -165,7 +165,7 @@ def test_a_member_that_never_comes_is_a_deadlock() -> None:
         shfl.sync.bfly.b32 %r3, %r1, 1, 31, -1;
         ret;
     OTHER:
-        shfl.sync.bfly.b32 %r3, %r1, 2, 31, -1;
+        shfl.sync.idx.b32 %r3, %r1, 2, 31, -1;
         ret;
     """
     with pytest.raises(ptx.Deadlock) as caught:
@@ -422,3 +422,24 @@ def test_groups_of_a_warp_meet_at_one_instruction_by_themselves(distance: int) -
         return
     with pytest.raises(ptx.RaceError, match="write-read"):
         run(body, out, declarations=cells)
+
+
+IN_EACH_BRANCH = """
+    setp.lt.u32 %p1, %r1, 16; @%p1 bra LOW;
+    {high}; bra END;
+LOW: {low};
+END: st.global.u32 [%d2], %r4;
+"""
+
+
+@pytest.mark.parametrize("exchange", ["shfl.sync.bfly.b32 %r4, %r1, 16, 31, -1", "redux.sync.add.s32 %r4, %r1, -1"])
+def test_lanes_that_meet_at_two_instructions(exchange: str) -> None:
+    # They may, since sm_70; it is not a deadlock.
+    out = np.zeros(32, np.uint32)
+    with pytest.raises(ptx.UnknownOpcode, match="for lanes of one member mask that are at several instructions"):
+        run(IN_EACH_BRANCH.format(high=exchange, low=exchange), out)
+    # Other spellings never meet, and other masks need not.
+    with pytest.raises(ptx.Deadlock, match="gathering for"):
+        run(IN_EACH_BRANCH.format(high=exchange, low="vote.sync.ballot.b32 %r4, %p1, -1"), out)
+    with pytest.raises(ptx.Deadlock, match="gathering for"):
+        run(IN_EACH_BRANCH.format(high=exchange, low=exchange.replace("-1", "0xFFFFF")), out)

@@ -187,6 +187,58 @@ def test_blocks_that_meet_while_they_poll_for_nothing_are_a_deadlock() -> None:
         outcomes(TURN_OF_A_BLOCK.format(order="add.u32 %r3, %r3, 1;"), 64, grid=2, block=64, source=[0], schedules=[0])
 
 
+# As Triton has it: what thread 0 polls goes to the others through shared memory, in a loop without an end of its own.
+THROUGH_SHARED = """
+    mov.u32 %r3, %ctaid.x; setp.ne.u32 %p3, %r1, 0;
+AGAIN:
+    bar.sync 0;
+    @!%p3 ld.acquire.gpu.global.u32 %r4, [%d1];
+    @!%p3 st.shared.u32 [cells], %r4;
+    bar.sync 0;
+    ld.shared.u32 %r5, [cells];
+    setp.ne.u32 %p1, %r5, %r3; @%p1 bra AGAIN;
+    st.global.u32 [%d2], %r5;
+    bar.sync 0;
+    add.u32 %r3, %r3, {step};
+    @!%p3 st.release.gpu.global.u32 [%d1], %r3;
+    ret;
+"""
+
+
+def test_blocks_that_poll_through_shared_memory() -> None:
+    options = {"block": 64, "source": [0], "checks": ptx.Checks(), "declarations": SHARED}
+    expected = (0,) * 64 + (1,) * 64 + (2,) * 64
+    assert seen(THROUGH_SHARED.format(step=1), 192, grid=3, schedules=range(8), **options) == {expected}
+    with pytest.raises(ptx.Deadlock, match="poll memory that nothing will change"):
+        outcomes(THROUGH_SHARED.format(step=0), 192, grid=3, schedules=[0], **options)
+
+
+def test_a_loop_that_counts_in_shared_memory_comes_to_its_end() -> None:
+    # Nothing but shared memory changes between two laps at the same place.
+    body = """
+        st.shared.u32 [cells], 0;
+    AGAIN:
+        ld.volatile.global.u32 %r4, [%d1];
+        ld.shared.u32 %r5, [cells]; add.u32 %r5, %r5, 1; st.shared.u32 [cells], %r5;
+        setp.gt.u32 %p1, %r5, 3000; mov.u32 %r5, 0; @!%p1 bra AGAIN;
+        st.global.u32 [%d2], 7;
+    """
+    assert seen(body, 1, block=1, source=[0], schedules=[0, 1], declarations=SHARED) == {(7,)}
+
+
+@pytest.mark.parametrize("distance", [1, 2, 4, 8, 16])
+def test_activemask_has_not_all_lanes(distance: int) -> None:
+    # Nothing brings lanes together in front of it, so that no mask of its is one of the whole warp.
+    body = f"""
+        mov.u32 %r3, cells; shl.b32 %r4, %r1, 2; add.u32 %r5, %r3, %r4; xor.b32 %r6, %r4, {4 * distance};
+        add.u32 %r6, %r6, %r3; st.shared.u32 [%r5], %r1;
+        activemask.b32 %r7; bar.warp.sync %r7;
+        ld.shared.u32 %r8, [%r6]; st.global.u32 [%d2], %r8;
+    """
+    with pytest.raises(ptx.PtxError, match=r"under schedule=1|race"):
+        outcomes(body, 32, declarations=SHARED, checks=ptx.Checks(explain=False), schedules=[1])
+
+
 def test_lanes_run_apart_where_nothing_keeps_them_together() -> None:
     # One instruction writes, the next reads the neighbour's: since sm_70 lanes need not run them together.
     body = """

@@ -107,6 +107,7 @@ def registers(matrix: np.ndarray) -> np.ndarray:
 
 
 NOTHING = np.zeros((64, 8), np.float32)
+NOTHING_SAID = ptx.Checks(explain=False)
 
 
 # What may be done
@@ -478,6 +479,38 @@ def test_operands_written_by_the_generic_proxy_need_a_proxy_fence() -> None:
     ) as caught:
         run(ZERO, FENCE, mma(), COMMIT, wait(), fill=FILL.replace(ACROSS, ""))
     assert caught.value.kind == "proxy"
+
+
+def test_operands_that_copies_brought_without_a_proxy_fence_are_a_warning() -> None:
+    copied = """cp.async.cg.shared.global [%v1], [%d3], 16; cp.async.cg.shared.global [%v1+2048], [%d3+2048], 16;
+        cp.async.wait_all;"""
+    body = text(ZERO, FENCE, mma(), COMMIT, wait(), STORE, fill=copied)
+    out = np.zeros((128, 4), np.uint32)
+    module = ptx.Module.parse(body, name="rules.ptx")
+    (warning,) = ptx.launch(module, "k", (1, 1, 1), (128, 1, 1), [TILES, out], checks=NOTHING_SAID).warnings
+    assert (warning.kind, warning.warning) == ("proxy", "copied operand")
+    np.testing.assert_array_equal(out, registers(product(NOTHING)))
+    with pytest.raises(ptx.RaceError, match=r"but it is an operand that cp.async brought"):
+        ptx.launch(module, "k", (1, 1, 1), (128, 1, 1), [TILES, out], checks=ptx.Checks(strict=True))
+    # A store behind the wait is none of the copies.
+    stored = copied + "st.shared.u32 [%v1], 0;"
+    with pytest.raises(ptx.RaceError, match=r"no fence.proxy.async lies between; "):
+        run(ZERO, FENCE, mma(), COMMIT, wait(), fill=stored)
+
+
+def test_a_proxy_fence_of_one_thread_is_its_own() -> None:
+    # Nothing else in this kernel is of single lanes.
+    def launch(*body: str) -> np.ndarray:
+        whole = text(*body, fill=FILL.replace(ACROSS, "")).replace("@%p0 mbarrier.init.shared::cta.b64 [%v7], 1;", "")
+        out = np.zeros((128, 4), np.uint32)
+        module = ptx.Module.parse(whole, name="rules.ptx")
+        ptx.launch(module, "k", (1, 1, 1), (128, 1, 1), [TILES, out], checks=NOTHING_SAID)
+        return out
+
+    found = launch("@%p0 " + ACROSS, "bar.sync 0;", ZERO, FENCE, mma(), COMMIT, wait(), STORE)
+    np.testing.assert_array_equal(found, registers(product(NOTHING)))
+    with pytest.raises(ptx.RaceError, match="proxy"):
+        launch("@%p0 " + ACROSS, ZERO, FENCE, mma(), COMMIT, wait(), STORE)
 
 
 def test_a_proxy_fence_of_the_reading_threads_will_do() -> None:

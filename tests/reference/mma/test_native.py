@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from support.tensor_cores.mma_operands import DEFINED, accumulators, code_dtype, every_code, finite_codes, near_codes
+from support.thinned import thinned
 
 from refmoe.formats import FP16, MX_BLOCK
 from refmoe.reference.mma import ELEMENT_FORMATS, MODELS, Kind, native, tensor_core_mma
@@ -107,7 +108,7 @@ def bits(found):
     return found.view(np.uint32)
 
 
-@pytest.mark.parametrize(("name", "a_format", "b_format", "scaled"), CASES)
+@pytest.mark.parametrize(("name", "a_format", "b_format", "scaled"), thinned(CASES, 2))
 def test_native_equals_numpy_and_specification(name, a_format, b_format, scaled):
     model = MODELS[name]
     rng = np.random.default_rng([7, *name.encode(), *a_format.encode(), *b_format.encode(), scaled])
@@ -138,7 +139,7 @@ def test_native_equals_numpy_and_specification(name, a_format, b_format, scaled)
 
 
 @pytest.mark.parametrize("avx512", [True, False], ids=["avx512", "any-host"])
-@pytest.mark.parametrize(("name", "a_format", "b_format", "scaled"), CASES)
+@pytest.mark.parametrize(("name", "a_format", "b_format", "scaled"), thinned(CASES, 3))
 def test_long_chains_of_blocks_far_apart(name, a_format, b_format, scaled, avx512, monkeypatch):
     """Blocks of all sizes follow each other, so that of 8 columns some cut products, some C, some nothing."""
     if avx512 and not has_feature("avx512f"):

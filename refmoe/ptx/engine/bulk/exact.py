@@ -88,7 +88,7 @@ class ExactBulkShadow(BulkShadow, ExactShadow):
             who = np.full(len(index), lane)
             self.begin(frame, access, region, index, who, np.full(len(index), record[0]), CHUNK, writes=False)
             at, whose = self._cover(index, who, CHUNK)
-            refuse_unfenced(self, frame, access, region, at, whose, frame.machine.clocks.has_crossed)
+            refuse_unfenced(self, frame, access, region, at, whose, frame.machine.clocks.has_crossed, multiplies=True)
         self._multiplying[group] = agent
 
     def _note_products(self, frame: Frame, index: Array, lanes: Array, group: int, step: int) -> None:

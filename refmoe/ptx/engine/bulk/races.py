@@ -217,7 +217,9 @@ class BulkShadow(RaceShadow):
             fine &= bool(clocks.ordered(who, records).all())
         if not fine:
             for lane in lanes:
-                _refuse_read(self, frame, access, region, index, np.full(len(index), lane), clocks.has_crossed)
+                _refuse_read(
+                    self, frame, access, region, index, np.full(len(index), lane), clocks.has_crossed, multiplies=True
+                )
         elif copied:
             self._behind[group] = behind | copied if len(behind) < _MOST_BEHIND else {0} | copied
         self._multiplying[group] = agent
@@ -293,6 +295,7 @@ def _refuse_read(
     index: Array,
     lanes: Array,
     fenced: Callable[[Array, Array], Array],
+    multiplies: bool = False,
 ) -> tuple[Array, Array]:
     """Report a write that is not ordered before bulk reads at `index` [n], or lacks a proxy fence.
 
@@ -304,7 +307,7 @@ def _refuse_read(
     bad = shadow._conflicts(frame, who, previous, mine)
     if bad.size:
         shadow._report_granules(frame, access, region, at, who, mine, bad, previous[bad], "write-read")
-    refuse_unfenced(shadow, frame, access, region, at, who, fenced)
+    refuse_unfenced(shadow, frame, access, region, at, who, fenced, multiplies=multiplies)
     return at, who
 
 
@@ -317,11 +320,13 @@ def refuse_unfenced(
     who: Array,
     fenced: Callable[[Array, Array], Array],
     flags: np.int64 = WEAK,
+    multiplies: bool = False,
 ) -> None:
     """Report a write through the generic proxy, of slots `at` [n], without a proxy fence before bulk copies of `who`.
 
     The order of two accesses through different proxies needs such a fence (PTX ISA, "Causality order": proxy-preserved
-    base causality order), be the copy a read of what was written or a write over it.
+    base causality order), be the copy a read of what was written or a write over it. Where `cp.async` brought what a
+    product reads, CUTLASS and Triton go without the fence: it is but a warning.
     """
     previous = shadow._writes[at]
     plain = (previous != 0) & (previous & (BULK | ASYNCHRONOUS) == 0) & ~_copied(shadow, frame, previous, who, flags)
@@ -329,7 +334,12 @@ def refuse_unfenced(
     bad = np.flatnonzero(~fenced(who, previous))
     if bad.size:
         mine = shadow._mine(frame, who, np.int64(0))
-        shadow._report_granules(frame, access, region, at, who, mine, bad, previous[bad], "proxy")
+        milder = np.isin(previous[bad] >> STEP_SHIFT, list(shadow.delivered) if multiplies else [])
+        for chosen, warning in ((bad[~milder], ""), (bad[milder], "copied operand")):
+            if chosen.size:
+                shadow._report_granules(
+                    frame, access, region, at, who, mine, chosen, previous[chosen], "proxy", warning
+                )
 
 
 def _copied(shadow: RaceShadow, frame: Frame, records: Array, who: Array, flags: np.int64) -> Array:

@@ -58,7 +58,7 @@ _COMPUTED = frozenset((
     "subc", "szext", "tanh", "testp", "xor",
 ))  # fmt: skip
 # What may be told anything.
-_HINTS = ("prefetch", "prefetchu", "nanosleep", "pmevent", "applypriority", "discard")
+_HINTS = ("prefetch", "prefetchu", "nanosleep", "pmevent", "applypriority")
 # What the operands of an instruction reach, by its stem: of those that are not told apart more finely.
 _SINKS = {
     "bar": "an operand of a barrier",
@@ -245,7 +245,7 @@ class Execution:
             **({"wgmma": self._product_of_warpgroup} if product else {}),
             **dict.fromkeys(("shfl", "vote", "match", "redux", "elect", "movmatrix"), self._exchange),
         }  # fmt: skip
-        if stem in owned:
+        if stem in owned and not instruction.opcode.startswith("st.bulk"):
             owned[stem](instruction)
         elif stem in _COMPUTED:
             self._compute(instruction)

@@ -53,7 +53,8 @@ class AccessBody(OrderedLanes):
         """Return, after an access."""
         build = self.build_
         if self.variant.stores:
-            build.store(word(1), at(build, self.context, Context.CHANGED * 8))
+            field = Context.STORED if self.variant.space == "shared" else Context.CHANGED
+            build.store(word(1), at(build, self.context, field * 8))
         build.ret(ir.Constant(WARP_MASK, 0))
 
     def _access(self, row: Value, offset: Value, here: Value) -> None:
