@@ -214,8 +214,9 @@ PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (MIDPOINTS, CLAMP
 
 VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
 #: An alpha, a beta and a limit of each expert, or those of gpt-oss; `edges` are numbers that no model has, and with
-#: `closed` every limit is a zero of either sign: what passes the clamps is a sign.
-GATE_PARAMS = word("params", "none", "distinct", "edges", "closed")
+#: `closed` every limit is a zero of either sign: what passes the clamps is a sign. `alpha`, `beta` and `limit` are
+#: that of `distinct` alone.
+GATE_PARAMS = word("params", "none", "distinct", "edges", "closed", "alpha", "beta", "limit")
 #: Of a layer.
 PARAMS = word("params", "none", "distinct")
 #: No bias, ordinary numbers, or zeros of either sign and subnormal numbers.
@@ -289,11 +290,12 @@ def _parameters(case: Case) -> dict[str, NDArray[Any] | None]:
         if case.params == "closed":
             limits = _ZERO_LIMITS[experts % _ZERO_LIMITS.size]
         return {"alpha": alphas, "beta": _EDGE_BETAS[experts % _EDGE_BETAS.size], "limit": limits}
-    return {
+    distinct = {
         "alpha": (1.702 - experts / 8 % 1.5).astype(np.float32),
         "beta": (1 + experts / 4).astype(np.float32),
         "limit": _CLAMPS[experts % _CLAMPS.size],
     }
+    return {name: None if case.params in distinct and case.params != name else distinct[name] for name in distinct}
 
 
 def _midpoint_betas(
@@ -389,6 +391,9 @@ _TIE_PARAMS = {"gpt_oss": "distinct", "silu": "none"}
 
 # --- cases ----------------------------------------------------------------------------------------------------------
 
+#: More experts than nine bits count.
+_MANY_EXPERTS = 600
+
 #: Width of the intermediate rows of gpt-oss and DeepSeek-V3.
 _WIDTHS = (2880, 2048)
 
@@ -430,6 +435,9 @@ def _default() -> Iterator[Case]:
             yield _case("fingerprint", 9, 736, 9, routing="empty-experts", **small)
             yield _case("sigmoid-edges", 9, 736, 3, **small)
     yield _case("clamps", 30, 736, 15, params="distinct", routing="all-one-token", ranks=2)
+    for params in ("alpha", "beta", "limit"):  # of which the others are gpt-oss's
+        yield _case("clamps", 6, 96, 3, params=params)
+        yield _case("fingerprint", 5, 64, _MANY_EXPERTS, routing="same-experts", params=params)
     # Factors, terms and clamps that no model has: 0, -0, negative, subnormal, an ulp beside a clamp.
     yield _case(CLAMPED, 126, 32, 126, params="edges", routing="all-one-token")
     for fill, mode in (("clamps", "rceil"), ("zeros", "floor"), ("sigmoid-edges", "rceil"), ("specials", "floor")):

@@ -24,6 +24,7 @@ ROUTINGS: Mapping[str, str] = MappingProxyType(
         "empty-experts": "two experts of three get nothing, the first and the last among them",
         "elsewhere": "every row belongs to an expert of another rank",
         "padded": "as uniform, but the last third of the tokens pads the batch: its experts do not exist",
+        "unset": "as padded, but the ids are negative; a layer is given -1 for all of them",
     }
 )
 
@@ -79,9 +80,14 @@ def expert_ids(case: Case) -> NDArray[np.int32]:
     chosen = _shuffled(case, np.tile(experts, (m, 1)))[:, :t]
     if case.routing == TWICE:
         chosen[:, 1::2] = chosen[:, : t // 2 * 2 : 2]
-    if case.routing == "padded":
-        chosen[m - m // 3 :] = total + np.arange(t)
+    if case.routing in ("padded", "unset"):
+        chosen[m - m // 3 :] = -1 - np.arange(t) if case.routing == "unset" else total + np.arange(t)
     return np.ascontiguousarray(chosen).astype(np.int32)
+
+
+def padding_ids(case: Case, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+    """One id for every expert that does not exist: layers take such an id, as a server has it, twice in a token."""
+    return np.clip(ids, -1, case.shape.e * case.ranks).astype(np.int32)
 
 
 def expert_offsets(case: Case) -> NDArray[np.int64]:

@@ -455,7 +455,15 @@ def _default() -> Iterator[Case]:
     # Bytes of weights past 2^31.
     options: dict[str, Any] = {"alpha": "distinct", "bias": "distinct", "experts_before": 1 << 15}
     yield _case("fingerprint", 2, 416, 336, 3, 2, **options)
+    # And of weights, of their scales and biases past 2^32, where an index without a sign wraps too.
+    for dtype in ("f32", "bf16"):
+        yield _case("fingerprint", 2, 32, 672, 3, 1, dtype=dtype, **{**options, "experts_before": 1 << 23})
     yield _case("gaussian", 7, 416, 8, 8, 2, routing="padded")
+    yield _case("gaussian", 7, 96, 8, 8, 2, routing="unset")
+    yield _case("gaussian", 3, 96, 8, 4, 2, routing="unset", first_expert=4, ranks=2, bias="distinct")
+    yield _case("fingerprint", 6, 64, 8, 5, 3, dtype="bf16", routing="unset", inputs="choice")
+    # Past nine bits of experts.
+    yield _case("fingerprint", 3, 64, 8, 600, 2, routing="same-experts", alpha="distinct", bias="distinct")
     yield _case("fingerprint", 4, 416, 8, 8, 2, routing="all-one-token", bias="distinct")
     yield _case("cancelling", 4, 2880, 8, 16, 2, routing="same-experts")
     yield _case("gaussian", 1, 32, 1, 1, 1)

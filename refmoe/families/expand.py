@@ -238,6 +238,11 @@ def _far(case: Case, inputs: Inputs) -> Layout:
     )
 
 
+def _as_given(case: Case, value: Any) -> Any:
+    """Factors of channels or of experts; of FP16 every second element of a longer array, as a caller may have them."""
+    return np.repeat(value, 2)[::2] if isinstance(value, np.ndarray) and case.dtype == "fp16" else value
+
+
 def _run_as(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.expand import expand_as as launch
 
@@ -247,7 +252,7 @@ def _run_as(case: Case, inputs: Inputs, device: Device) -> Outputs:
         inputs["unpermuted_to_permuted"],
         inputs["offsets"],
         device=far_device(case, device, _far(case, inputs)),
-        **_settings_as(case, inputs),
+        **{name: _as_given(case, value) for name, value in _settings_as(case, inputs).items()},
     )
     codes = {"codes": result.codes.view(f"u{result.codes.itemsize}")}
     if result.scales is None:
@@ -382,6 +387,7 @@ def _default_as() -> Iterator[Case]:
         yield _case(fill, 160, 2880, 128, 1, output=output, routing="same-experts")
         if output != "copy":
             yield _case("real", 2, 2880, 128, 4, output=output, prescale="channel")
+            yield _case("gaussian", 2, 8224, 3, 1, output=output, prescale="channel")  # channels past those of a CTA
         for dtype in ("bf16", "fp16"):
             yield _case(fill, 9, 1440, 8, 2, output=output, dtype=dtype)
         yield _case(fill, 3, 8224, 8, 2, output=output)  # a row wider than a CTA, by two lanes
@@ -452,6 +458,9 @@ def _default() -> Iterator[Case]:
     yield _case("nvfp4-fingerprint", 7, 96, 3, 5, output="nvfp4", global_scale="expert", first_expert=9, ranks=4)
     # More choices than two rounds of a group's lanes; more experts than a byte counts, as Kimi K2 has.
     yield _case("fingerprint", 2, 96, 25, 20)
+    for output, fill in (("mxfp8", "fingerprint"), ("nvfp4", _FILL_OF["nvfp4"])):
+        yield _case(fill, 5, 32, 600, 3, output=output)  # past nine bits of experts
+    yield _case("fingerprint", 6, 64, 8, 2, routing="unset")
     yield _case("fingerprint", 48, 32, 384, 8, routing="all-one-token")
     yield _case("gaussian", 0, 2880, 8, 2)
     for output in OUTPUT.words:  # the fill's default

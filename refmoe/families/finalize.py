@@ -354,6 +354,8 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 2752, 288, 8, 1, dtype=dtype, out=out, bias="distinct")
     for dtype, out in product(_DTYPES, _DTYPES):  # elements past 2^31
         yield _case("gaussian", 5, 32, 3, 1, dtype=dtype, out=out, bias="distinct", rows_before=FAR_SUMS)
+        # Past 2^32, where an index without a sign wraps too.
+        yield _case("gaussian", 2, 256, 3, 1, dtype=dtype, out=out, bias="distinct", rows_before=FAR_SUMS // 4)
     # All tokens at one expert; more than 65,536 of them.
     yield _case("gaussian", 65_600, 32, 4, 1, bias="distinct", routing="same-experts")
     yield _case("gaussian", 2, 8224, 4, 3, dtype="f32")  # a row wider than two rounds of a CTA
@@ -363,6 +365,8 @@ def _default() -> Iterator[Case]:
     # As many experts as Kimi K2 has, more than a byte counts; more slices than CTAs that would be resident.
     yield _case("gaussian", 48, 32, 384, 8, bias="distinct", routing="all-one-token")
     yield _case("gaussian", 9, 2880, 8, 2, bias="distinct", multiprocessors=1)
+    yield _case("gaussian", 5, 32, 600, 3, bias="distinct", routing="same-experts")
+    yield _case("gaussian", 6, 32, 8, 2, bias="distinct", routing="unset")
     yield _case("gaussian", 0, 2880, 8, 2)
     # Each entry has machine code of its own, with and without a bias: each meets every fill, in two rounds of ranks.
     for dtype, out, fill, bias in product(_DTYPES, _DTYPES, PLAIN_SUMS, ("none", "distinct")):

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from refmoe.errors import RefmoeError
 from refmoe.families.activation import PARAMS, VARIANT, check_params
 from refmoe.families.case import Shape, refused, word
-from refmoe.families.choices import RANKS, ROUTING, check_choices
+from refmoe.families.choices import RANKS, ROUTING, check_choices, padding_ids
 from refmoe.families.extents import permutation, q8_1_rows, staged
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, LaunchFailed, Outputs
 from refmoe.families.finalize import TokenSums
 from refmoe.families.gemm.epilogue import BIAS
 from refmoe.families.gemm.stages import Products
-from refmoe.families.moe import LAYER_FILLS, layer_inputs, layer_of, tokens_of
+from refmoe.families.moe import GLOBAL_SCALES, LAYER_FILLS, layer_inputs, layer_of, tokens_of
 from refmoe.families.q8_1 import BlockHalves, Int8Codes
 from refmoe.families.routing import ChoiceRows, FirstRows, RowChoices
 from refmoe.families.stages import Stage
@@ -62,8 +62,8 @@ def _quantization(case: Case) -> str:
     return "ready" if case.dtype == "q8_1" else "separate"
 
 
-#: What tokens are here in another form, and what a layer by integer products has not.
-_OF_MOE = ("x", "input_sf", "gate_up_alpha", "down_alpha")
+#: What tokens are here in another form.
+_OF_MOE = ("x", "input_sf")
 
 
 def _inputs(case: Case) -> Inputs:
@@ -149,9 +149,9 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         }
         out = device.output("out", (output_bytes(shape, output),), case.poison)
         given = {name: inputs[name] for name in _UPLOADED} | {"input_sf": input_sf}
+        given["topk_ids"] = padding_ids(case, inputs["topk_ids"])
         buffers = LayerBuffers(
             **{name: None if array is None else device.upload(name, array) for name, array in given.items()},
-            **dict.fromkeys(("gate_up_alpha", "down_alpha")),
             out=out,
             workspace=workspace,
         )
@@ -178,6 +178,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
 
 _UPLOADED = (
     *("x", "topk_ids", "topk_weights", "gate_up", "gate_up_scales", "down", "down_scales"),
+    *("gate_up_alpha", "down_alpha"),
     *("gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
 )
 
@@ -256,8 +257,12 @@ def _default() -> Iterator[Case]:
     yield _staying("gaussian", 3, 96, 64, 4, 2, first_expert=4, ranks=2, routing="elsewhere")
     yield _staying("gaussian", 7, 96, 64, 4, 4, first_expert=4, ranks=3, variant="silu")
     yield _case("gaussian", 1, 2880, 2880, 1, 1, "dp4a")  # gpt-oss's matrices, of one expert
+    for path in PATH.words:  # factors of each expert, others for each product
+        yield _case("gaussian", 2, 64, 32, 3, 2, path, global_scales="distinct")
+    yield _staying("gaussian", 2, 96, 64, 3, 2, global_scales="distinct", bias="none", first_expert=3, ranks=2)
     for path in PATH.words:
         yield _case("gaussian", 8, 96, 64, 6, 2, path, routing="padded")  # a batch as a graph pads it
+        yield _case("gaussian", 3, 32, 32, 2, 1, path, routing="unset")
         yield _case("gaussian", 4, 96, 64, 8, 2, path, routing="all-one-token", params="distinct")
 
 
@@ -330,7 +335,7 @@ INTEGER_MOE = Family(
     dtypes=("bf16", "q8_1"),
     sizes="mknet",
     fills=LAYER_FILLS,
-    options=(PATH, OUTPUT, VARIANT, PARAMS, BIAS, ROUTING, *RANKS, POISON, WRONG),
+    options=(PATH, OUTPUT, VARIANT, PARAMS, BIAS, GLOBAL_SCALES, ROUTING, *RANKS, POISON, WRONG),
     inputs=_inputs,
     expect=_expect,
     run=_run,
@@ -341,9 +346,19 @@ INTEGER_MOE = Family(
     contract=Contract(
         inputs=(
             *("x", "x_d", "topk_ids", "topk_weights", "gate_up", "gate_up_scales", "down", "down_scales"),
+            *("gate_up_alpha", "down_alpha"),
             *("gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
         ),
-        features=("x_d", "gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
+        features=(
+            "x_d",
+            "gate_up_alpha",
+            "down_alpha",
+            "gate_up_bias",
+            "down_bias",
+            "swiglu_alpha",
+            "swiglu_beta",
+            "swiglu_limit",
+        ),
         outputs={
             "finalize.out": "bfloat16",
             "finalize.codes": "int8",

@@ -21,7 +21,7 @@ from refmoe.draw import Draw
 from refmoe.errors import RefmoeError
 from refmoe.families.activation import PARAMS, VARIANT, check_params
 from refmoe.families.case import Shape, number, refused, word
-from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
+from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids, padding_ids
 from refmoe.families.expand import INPUT_SF
 from refmoe.families.extents import mxfp8_grouped, permutation, staged
 from refmoe.families.family import (
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 _LAYOUT = "128x4"
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _LIMITS = Limits(reason="a layer's activations are neither constant nor mostly zero")
+_SMALL_LIMITS = Limits(zeros=0.9, reason="policies make zeros of tokens that are small")
 _SUMS = Limits(zeros=0.02, nans=0.0, reason="tokens that have experts here have an output")
 _IDENTITY = 127
 _CODE_RMS = 2.93  # of uniform E2M1 codes
@@ -82,6 +83,12 @@ class LayerWeights:
     down: MXTensor
 
 
+#: The fill in which one token of three is ordinary, of one the products of gate and up are so small that their scale
+#: byte is 0, and of one the tokens themselves are.
+SMALL = "small"
+_SMALL_EXPONENTS = (0, -62, -124)
+
+
 def tokens_of(fill: str, seed: int, tokens: int, hidden: int) -> NDArray[Any]:
     """BF16 [tokens, hidden]."""
     if fill == "real":
@@ -89,6 +96,8 @@ def tokens_of(fill: str, seed: int, tokens: int, hidden: int) -> NDArray[Any]:
     draw = Draw("moe-tokens", fill, seed)
     # A channel in 17 is an outlier, as in transformers: blocks get different scales.
     factors = np.where(np.arange(hidden) % 17 == 3, 12.0, 1.0)
+    if fill == SMALL:
+        factors = factors * np.ldexp(1.0, np.array(_SMALL_EXPONENTS))[np.arange(tokens) % 3, None]
     return np.asarray((draw.normal((tokens, hidden)) * factors).astype(_BF16))
 
 
@@ -163,6 +172,12 @@ def _real_size(case: Case) -> str | None:
 LAYER_FILLS = Fill.by_name(
     Fill("gaussian", "what goes wrong between two launches, at any size", tokens_of, _LIMITS),
     Fill("real", "what only real weights and outlier channels show", tokens_of, _LIMITS, _real_size),
+)
+
+#: Those of the layer whose launches have policies.
+_MOE_FILLS = Fill.by_name(
+    *LAYER_FILLS.values(),
+    Fill(SMALL, "another edge policy in one launch than in the others", tokens_of, _SMALL_LIMITS),
 )
 
 
@@ -345,16 +360,21 @@ def _stages(case: Case, inputs: Inputs, found: Mapping[str, Mapping[str, NDArray
 
 def _doubt(case: Case, found: Mapping[str, Mapping[str, NDArray[Any]]]) -> str | None:
     """Of the two quantized matrices, and of an output that is mostly zero although its tokens have experts here."""
-    offsets = found["routing"]["offsets"]
+    offsets, limits = found["routing"]["offsets"], _MOE_FILLS[case.fill].limits
     used = int(offsets[-1])
     if not used:
         return None
     for name in ("expand", "activation"):
         terms = GroupedScales(name, _LAYOUT, offsets, _blocks(case, name))
-        reason = doubt_codes(found[name]["codes"][:used], terms.linear(found[name]["scales"]), _LIMITS)
+        reason = doubt_codes(found[name]["codes"][:used], terms.linear(found[name]["scales"]), limits)
         if reason is not None:
             return f"{name}: {reason}"
-    reason = doubt_sums(case, found["routing"]["unpermuted_to_permuted"], found["finalize"]["out"], _SUMS)
+    reason = doubt_sums(
+        case,
+        found["routing"]["unpermuted_to_permuted"],
+        found["finalize"]["out"],
+        _SUMS if case.fill != SMALL else limits,
+    )
     return None if reason is None else f"finalize: {reason}"
 
 
@@ -394,6 +414,10 @@ def _run_function(case: Case, inputs: Inputs, device: Device) -> Outputs:
         given[name] = given[name].view(np.int64) if given[name].shape[-1] % 8 == 0 else given[name]
     gate_up, one, down, other = given["quant_scales"]
     given["quant_scales"] = [gate_up.view(np.int32), one, down.view(np.int32), other]
+    if case.path == "ready":
+        given["input"] = given["input"].view(ml_dtypes.float8_e4m3fn)
+    if case.input_sf == _LAYOUT:
+        given["input_sf"] = given["input_sf"].view(np.int32)
     if case.entry == "output":
         given["output"] = np.full((case.shape.m, case.shape.k), case.poison * 0x101, np.uint16).view(_BF16)
     place = Kept(device, case.poison)
@@ -412,7 +436,7 @@ def _arguments(case: Case, inputs: Inputs) -> dict[str, Any]:
     gate_up, down = (swizzle_weight_scales(inputs[f"{name}_scales"], fill=case.poison) for name in ("gate_up", "down"))
     return {
         "input": inputs["x"],
-        "token_selected_experts": inputs["topk_ids"],
+        "token_selected_experts": padding_ids(case, inputs["topk_ids"]),
         "token_final_scales": inputs["topk_weights"],
         "fc1_expert_weights": inputs["gate_up"],
         "fc2_expert_weights": inputs["down"],
@@ -473,7 +497,7 @@ _PATH = word("path", "separate", "fused", "ready")
 _PATHS = _PATH.words
 
 #: Whether each expert's products have a factor of their own, a power of two.
-_GLOBAL_SCALES = word("global_scales", "none", "distinct")
+GLOBAL_SCALES = word("global_scales", "none", "distinct")
 #: The rank in a tensor-parallel group, of which the first alone adds the bias of the second product.
 _TP_RANK = number("tp_rank")
 #: Whether the narrow tiles are asked for, which decide no result.
@@ -510,10 +534,15 @@ def _default() -> Iterator[Case]:
         yield _case("real", 4, *_REAL, 8, 4, path)
         yield _case("gaussian", 1, 416, 160, 4, 1, path)
         yield _case("gaussian", 9, 96, 64, 6, 2, path, routing="padded")  # a batch as a graph pads it
+    yield _case("gaussian", 3, 64, 32, 4, 2, "fused", routing="unset")
     # Both GEMMs at full width, one expert at work.
     for m in (1, 8):
         yield _case("gaussian", m, _GPT_OSS, _GPT_OSS, 2, 1, "fused", routing="same-experts")
     yield _case("gaussian", 5, 96, 64, 3, 2, "ready", input_sf="128x4")
+    for path in _PATHS:  # of gpt_oss a result is small only where the gate is, which the policy has made a zero
+        yield _case(SMALL, 3, 64, 32, 3, 1, path, mode="floor", edge="flashinfer", variant="silu", bias="none")
+    yield _case(SMALL, 3, 64, 32, 3, 1, "separate", bias="none")
+    yield _case("gaussian", 5, 64, 96, 3, 2, "ready", mode="floor")
     yield _case("gaussian", 6, 96, 64, 4, 4, "fused", first_expert=4, ranks=3)  # a rank in the middle
     # The last of three ranks: its first expert is not the number of its experts, of which a token chooses more.
     for path in _PATHS:
@@ -586,7 +615,7 @@ MOE = Family(
     about="A whole layer: permute, quantize, expand, GEMM, activation, GEMM, finalize, every buffer compared.",
     dtypes=("bf16", "fp16"),
     sizes="mknet",
-    fills=LAYER_FILLS,
+    fills=_MOE_FILLS,
     options=(
         _PATH,
         VARIANT,
@@ -595,7 +624,7 @@ MOE = Family(
         PARAMS,
         BIAS,
         INPUT_SF,
-        _GLOBAL_SCALES,
+        GLOBAL_SCALES,
         _TP_RANK,
         _MIN_LATENCY,
         ENTRY,

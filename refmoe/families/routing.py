@@ -102,6 +102,35 @@ def _equal_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
     return logits
 
 
+#: Differences of logits of which the exponential has other bits if a constant of it has another last bit, or another
+#: threshold: of 10^8 that were tried some for each constant but the last digits of ln 2, with which none changed. The
+#: first seven are small, so that the sum of their token leaves the least subnormal number a weight.
+_EXPONENTS = (
+    *("-0x1.9fe368p+6", "-0x1.9fe366p+6", "-0x1.9fe36ap+6"),
+    *("-16.982107162475586", "-18.317623138427734", "-19.699970245361328", "-12.930776596069336"),
+    *("-11.436927795410156", "-10.050633430480957", "-12.823222160339355"),
+    *("-0.7684872150421143", "-10.371408462524414", "-1.8416657447814941"),
+    *("-1.76425302028656", "-0.9422624111175537", "-3.733013391494751", "-2.328556776046753"),
+    *("-3.814624071121216", "-5.879952907562256", "-6.5731000900268555", "-0.3427959978580475"),
+    *("-6.464328765869141", "-12.674161911010742", "-5.281101226806641"),
+    *("-0.31456321477890015", "-0.99099200963974", "-0.1134229302406311"),
+    *("-7.9603776931762695", "-3.0634939670562744", "-10.731844902038574"),
+    *("-0.15096229314804077", "-0.32267776131629944", "-0.9246691465377808"),
+    *("-1.0426751375198364", "-0.21398012340068817"),
+)
+
+
+def _exponent_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
+    """Next to a logit of 0 what `_EXPONENTS` has, k - 1 of it a token, and nothing else that is chosen."""
+    listed = np.array([float.fromhex(each) if "x" in each else float(each) for each in _EXPONENTS], np.float32)
+    order = np.argsort(draw.words(tokens * experts).reshape(tokens, experts), axis=1, kind="stable")
+    logits = np.full((tokens, experts), -np.inf, np.float32)
+    numbers = np.arange(tokens)[:, None] * (k - 1) + np.arange(k - 1)
+    np.put_along_axis(logits, order[:, :1], np.float32(0), axis=1)
+    np.put_along_axis(logits, order[:, 1:k], listed[numbers % listed.size], axis=1)
+    return logits
+
+
 def _refused_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
     """All but every fifth token is without an answer: NaN of either sign, +Inf, too few that are finite."""
     logits = _gaussian_logits(draw, tokens, experts, k)
@@ -129,14 +158,15 @@ _FILLS = Fill.by_name(
     Fill("never", "-Inf chosen, or taken for padding", _never_logits),
     Fill("same", "experts without rows, and one with a row of every token", _same_logits),
     Fill("equal", "a tie over more than a warp that goes to another than the lowest index", _equal_logits),
+    Fill("exponents", "a constant of the exponential with another last bit, another threshold", _exponent_logits),
     Fill("refused", "NaN or +Inf accepted, -Inf chosen, the wrong token reported", _refused_logits),
     Fill(_GIVEN, "a map or an offset of another expert, token or choice", expert_ids),
 )
-_LOGITS = tuple(name for name in _FILLS if name not in (_GIVEN, "equal"))
+_LOGITS = tuple(name for name in _FILLS if name not in (_GIVEN, "equal", "exponents"))
 
 #: No bias; ordinary numbers; zeros of either sign and subnormal ones; numbers but for some that are -Inf; numbers but
 #: for one that is Inf, with which no token has an answer.
-_BIAS = word("bias", "none", "distinct", "tiny", "never", "infinite")
+_BIAS = word("bias", "none", "distinct", "tiny", "never", "infinite", "minus-zero")
 #: FP32 bits: zeros, the least and the largest subnormal numbers, of either sign.
 _TINY_BIAS = np.array([0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x807FFFFF], np.uint32).view(np.float32)
 
@@ -145,6 +175,8 @@ def _router_bias(case: Case, experts: int) -> FloatArray | None:
     """float32 [experts] as the option `bias` says, or None."""
     if case.bias == "none":
         return None
+    if case.bias == "minus-zero":  # beside a logit of -0 the sum is -0, beside one of +0 it is not
+        return np.full(experts, -0.0, np.float32)
     if case.bias == "tiny":
         return np.asarray(_TINY_BIAS[Draw("tiny-router-bias", case.seed).integers(_TINY_BIAS.size, (experts,))])
     bias = (Draw("router-bias", case.seed).normal((experts,)) * 0.7).astype(np.float32)
@@ -445,6 +477,12 @@ def _default() -> Iterator[Case]:
         yield _route("given", 2, e, t, dtype="ids")
     for m, dtype in product((1, _FEW, _MANY), ("f32", "bf16")):
         yield _route("gaussian", m, 40, 4, dtype=dtype, bias="infinite")
+    for m in (5, _MANY):
+        yield _route("exponents", m, 40, 8)
+    # As many choices of one CTA as there may be.
+    for dtype in ("f32", "bf16"):
+        yield _route("gaussian", _FEW, 40, 32, dtype=dtype)
+        yield _route("signed-zeros", 5, 40, 4, dtype=dtype, bias="minus-zero")
     # As many experts as there may be.
     yield _route("gaussian", 3, 1024, 4)
     yield _route("ties", _MANY, 64, 8, dtype="bf16", first_expert=960, ranks=16)
@@ -458,6 +496,10 @@ def _default() -> Iterator[Case]:
     yield _route("gaussian", 0, 128, 4)
     yield _route("gaussian", 3, 8, 2, entry="function")
     yield _route("given", 0, 128, 4, dtype="ids")
+    for m in (6, 40):
+        yield _route("given", m, 8, 3, dtype="ids", routing="unset")
+    yield _route("given", 7, 4, 2, dtype="ids", routing="unset", first_expert=4, ranks=2)
+    yield _route("given", 5, 600, 3, dtype="ids")  # more experts than a CTA that sorts few has threads
     yield _route("given", 1100, 8, 4, dtype="ids")  # more tokens than a CTA has threads
     yield _route("given", 8225, 5, 4, dtype="ids")  # more than the registers of a CTA hold, by 33
     yield _route("given", 1500, 8, 5, dtype="ids", first_expert=8, ranks=4)

@@ -129,6 +129,10 @@ def _default() -> Iterator[Case]:
             fill, 70, 160, 35, dtype=dtype, params="edges", routing="all-one-token", ranks=2, quantizer=quantizer
         )
         yield _case("zeros", 9, 416, 3, dtype=dtype, variant="silu", quantizer=quantizer, seed=number)
+    for params in ("alpha", "beta", "limit"):  # of which the others are gpt-oss's
+        yield _case("clamps", 6, 96, 3, params=params)
+        # And more experts than nine bits count.
+        yield _case("gaussian", 5, 64, 600, dtype="f32", routing="same-experts", params=params)
     for dtype, fill, quantizer in product(("bf16", "f32"), ("zeros", "specials"), QUANTIZERS):
         yield _case(fill, 42, 160, 42, dtype=dtype, params="closed", routing="all-one-token", quantizer=quantizer)
     for k in (1120, 1024, 1056, 992):  # a CTA's columns, and a block less and more

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 F32 = NDArray[np.float32]
 
-#: The factor on the routed sum by its word: none, DeepSeek-V3's, and one of all 24 significant bits.
+#: The factor on the routed sum by its word: none, DeepSeek-V3's, one of all 24 significant bits, and one below 0.
 SCALES: Mapping[str, np.float32] = MappingProxyType(
-    {"1": np.float32(1), "2.5": np.float32(2.5), "third": np.float32(1 / 3)}
+    {"1": np.float32(1), "2.5": np.float32(2.5), "third": np.float32(1 / 3), "minus": np.float32(-0.75)}
 )
 
 # --- fills ----------------------------------------------------------------------------------------------------------
@@ -184,12 +184,15 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 65_600, 32, 4, 1, routing="same-experts")  # all at one expert
     for dtype in _DTYPES:  # elements past 2^31
         yield _case("gaussian", 5, 32, 3, 1, dtype=dtype, rows_before=FAR_SUMS)
+        yield _case("gaussian", 2, 256, 3, 1, dtype=dtype, rows_before=FAR_SUMS // 4)  # and past 2^32
     yield _case("gaussian", LOOPING_ROWS, 32, 8, 2)
     yield _case("gaussian", 2, 8224, 4, 3, dtype="f32")  # a row wider than two rounds of a CTA
     yield _case("cancelling", 3, 96, 40, 32)  # as many ranks as there may be
     for k in (8, 24, 264, 1000):  # of a thread's columns, but of no block
         yield _case("gaussian", 3, k, 6, 2, dtype="f32" if k % 3 else "bf16", scale="2.5")
     yield _case("gaussian", 66, 4128, 3, 1, multiprocessors=1)  # rows wider than a CTA, and more of them than CTAs
+    for order in ORDERS:
+        yield _case("cancelling", 3, 96, 8, 3, order=order, scale="minus")
     yield _case("gaussian", 0, 7168, 8, 2)
     # Each entry has machine code of its own: each meets every fill.
     for dtype, out, order, fill in product(_DTYPES, _DTYPES, ORDERS, _PLAIN):

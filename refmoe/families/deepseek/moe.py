@@ -20,7 +20,7 @@ from refmoe.draw import Draw
 from refmoe.errors import RefmoeError
 from refmoe.families.block_fp8 import TileCodes
 from refmoe.families.case import Shape, number, refused, word
-from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
+from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids, padding_ids
 from refmoe.families.deepseek.activation import RowScales
 from refmoe.families.deepseek.routing import ChosenIds
 from refmoe.families.deepseek_gemm.family import ASSUMPTIONS, assumption_of
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _TILE = 128
-_SCALE = 2.5
 _LIMITS = Limits(zeros=0.45, reason="a layer's activations are neither constant nor mostly zero")
 _EXTREME = Limits(zeros=0.9, nans=0.9, scales=1, reason="NaN, infinities and overflows are what it is made of")
 _SUMS = Limits(zeros=0.02, nans=0.0, reason="tokens that have experts here have an output")
@@ -164,6 +163,10 @@ _REFERENCE: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 
 
+#: Where choices come from, and the factor on the weights: FP32 logits with a correction bias and DeepSeek-V3's factor;
+#: given ids and weights, which have none; BF16 logits without a bias, under a factor of no model.
+_SCALES: Mapping[str, float] = MappingProxyType({"logits": 2.5, "given": 2.5, "bf16": 0.75})
+
 #: How many shared experts there are, side by side. DeepSeek-V3 has one.
 _SHARED: Mapping[str, int] = MappingProxyType({"added": 2, "none": 0, "one": 1})
 
@@ -175,12 +178,14 @@ def _inputs(case: Case) -> Inputs:
     with np.errstate(over="ignore", invalid="ignore"):
         x = _FILLS[case.fill].make(Draw("moe-tokens", case.fill, case.seed), shape.m, shape.k).astype(_BF16)
     total, draw = shape.e * case.ranks, Draw("router", case.seed)
-    from_logits = case.router == "logits"
+    from_logits = case.router != "given"
     always = drawn_expert(case.seed, -1, shape.k, _shared_width(case)) if _shared_width(case) else None
     return {
         "x": x,
-        "logits": (draw.normal((shape.m, total)) * 2).astype(np.float32) if from_logits else None,
-        "bias": (draw.normal((total,)) / 7).astype(np.float32) if from_logits else None,
+        "logits": (draw.normal((shape.m, total)) * 2).astype(_BF16 if case.router == "bf16" else np.float32)
+        if from_logits
+        else None,
+        "bias": (draw.normal((total,)) / 7).astype(np.float32) if case.router == "logits" else None,
         "topk_ids": None if from_logits else expert_ids(case),
         "topk_weights": None if from_logits else _weights(draw, shape.m, shape.t),
         "gate_up": np.stack([each.gate_up.codes for each in experts]),
@@ -215,7 +220,9 @@ def _routed(case: Case, inputs: Inputs) -> tuple[NDArray[np.int32], NDArray[np.f
     if inputs["logits"] is None:
         return inputs["topk_ids"], inputs["topk_weights"]
     sizes = {"k": case.shape.t, "groups": case.groups, "top_groups": case.top_groups}
-    return route_sigmoid_grouped_topk(inputs["logits"], inputs["bias"], **sizes, scale=_SCALE, rule=case.rule)
+    return route_sigmoid_grouped_topk(
+        inputs["logits"], inputs["bias"], **sizes, scale=_SCALES[case.router], rule=case.rule
+    )
 
 
 def _layer(case: Case, inputs: Inputs) -> DeepSeekMoELayer:
@@ -294,8 +301,9 @@ def _stages(case: Case, inputs: Inputs, found: Mapping[str, Mapping[str, NDArray
         )
 
     stages: list[Stage] = []
-    if case.router == "logits":
-        scores = sigmoid(inputs["logits"]) + inputs["bias"]
+    if case.router != "given":
+        scores = sigmoid(inputs["logits"].astype(np.float32))
+        scores = scores if inputs["bias"] is None else scores + inputs["bias"]
         size = scores.shape[1] // case.groups
         stages += [ChosenIds("route.topk_ids", scores, shape.t, size), Weights("route.topk_weights", ids)]
     stages += [
@@ -355,8 +363,8 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         correction_bias=inputs["bias"],
         groups=case.groups if inputs["logits"] is not None else 1,
         top_groups=case.top_groups if inputs["logits"] is not None else 1,
-        scale=_SCALE,
-        topk_ids=inputs["topk_ids"],
+        scale=_SCALES[case.router],
+        topk_ids=None if inputs["topk_ids"] is None else padding_ids(case, inputs["topk_ids"]),
         topk_weights=inputs["topk_weights"],
         shared=shared if _shared_width(case) else None,
         first_expert=case.first_expert,
@@ -418,7 +426,7 @@ def _check(case: Case) -> None:
         raise refused("scales", case.scales, f"{SCALES[0]} with policy={_TRTLLM}")
     if case.policy == _TRTLLM and case.fill == "specials":
         raise refused("fill", case.fill, f"finite numbers with policy={_TRTLLM}: of others nothing is published")
-    if case.router == "logits":
+    if case.router != "given":
         experts, size = case.shape.e * case.ranks, case.groups
         if not 1 <= size <= MAX_GROUPS or experts % size or experts // size < GROUP_SCORES or experts > MAX_EXPERTS:
             needed = f"groups of one size, of at least {GROUP_SCORES} of at most {MAX_EXPERTS} experts"
@@ -466,6 +474,7 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 1, 1408, 128, 4, 2, groups=2, top_groups=1)
     yield _case("gaussian", 2, 128, 768, 4, 2, router="given")
     yield _case("fingerprint", 9, 256, 128, 6, 2, router="given", routing="padded", layout="mn_major")
+    yield _case("gaussian", 3, 128, 128, 4, 2, router="given", routing="unset")
     # Tiles that end behind the last row that has an expert here: what nobody wrote is read, and decides nothing.
     options: dict[str, Any]
     for layout, rank in (("k_major", {}), ("mn_major", {"first_expert": 8, "ranks": 2})):
@@ -473,6 +482,8 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 70, 128, 128, 8, 2, **options)
     yield _case("gaussian", 6, 128, 128, 4, 4, first_expert=4, ranks=4, groups=8, top_groups=4)  # a rank in the middle
     yield _case("gaussian", 3, 128, 256, 8, 2, shared="one")
+    yield _case("gaussian", 2, 128, 128, 8, 2, router="bf16")
+    yield _case("gaussian", 3, 128, 128, 4, 2, router="bf16", rule="trtllm", first_expert=4, ranks=2)
     yield _case("gaussian", 6, 128, 128, 4, 4, first_expert=8, ranks=4, groups=8, top_groups=4, shared="none")
     yield _case("gaussian", 3, 128, 128, 4, 2, router="given", routing="elsewhere", first_expert=4, ranks=2)
     for m in (16, 40, 130):
@@ -589,7 +600,7 @@ def _extents(case: Case) -> Extents:
         shared["shared_activation"] = block_fp8_rows(m, always)
         shared["shared_gemm2"] = {"out": m * k * 2}
     return staged(
-        route={"topk_ids": chosen, "topk_weights": chosen} if case.router == "logits" else {},
+        route={"topk_ids": chosen, "topk_weights": chosen} if case.router != "given" else {},
         permute=permutation(case),
         expand=expanded,
         gemm1={"out": rows * 2 * n * 2},
@@ -608,7 +619,7 @@ DEEPSEEK_MOE = Family(
     fills=_FILLS,
     options=(
         word("model", *_MODELS, _SM100, fixed=True),
-        word("router", "logits", "given"),
+        word("router", *_SCALES),
         number("groups", 1),
         number("top_groups", 1),
         word("rule", *RULES, fixed=True),

@@ -44,9 +44,9 @@ F32 = NDArray[np.float32]
 _LANES = 32
 _NAN_WEIGHT = np.array(0x7FFFFFFF, np.uint32).view(np.float32)
 
-#: The factor on the weights by its word: DeepSeek-V3's, none, and one of all 24 significant bits.
+#: The factor on the weights by its word: DeepSeek-V3's, none, one of all 24 significant bits, and one below 0.
 SCALES: Mapping[str, np.float32] = MappingProxyType(
-    {"2.5": np.float32(2.5), "1": np.float32(1), "third": np.float32(1 / 3)}
+    {"2.5": np.float32(2.5), "1": np.float32(1), "third": np.float32(1 / 3), "minus": np.float32(-0.75)}
 )
 
 # --- fills ----------------------------------------------------------------------------------------------------------
@@ -154,6 +154,23 @@ def _equal(draw: Draw, case: Case) -> Scores:
     return logits, np.zeros(experts, np.float32)
 
 
+def _twins(draw: Draw, case: Case) -> Scores:
+    """Groups led by two experts alike, in one lane of a warp if the group is large, or by a better and a worse one.
+
+    The two alike have the larger sum. Counted once they have the smaller one.
+    """
+    tokens, experts = _size(case)
+    size = experts // case.groups
+    apart = _LANES if size > _LANES else 1
+    first = draw.integers(size - apart, (tokens, case.groups, 1))
+    alike = draw.integers(2, (tokens, case.groups, 1)) == 0
+    place = np.arange(size)
+    own = np.arange(case.groups)[:, None] / 128  # so that weights differ
+    leading = np.where(alike, 1.5, 2.0) + own, np.where(alike, 1.5, 0.0) + own
+    logits = np.select([place == first, place == first + apart], leading, -3.0)
+    return logits.reshape(tokens, experts).astype(np.float32), np.zeros(experts, np.float32)
+
+
 def _bias_alone(draw: Draw, case: Case) -> Scores:
     """Sigmoids of exactly zero, or the least subnormal ones: the bias decides, zeros of either sign and subnormal."""
     tokens, experts = _size(case)
@@ -216,6 +233,7 @@ _FILLS = Fill.by_name(
     Fill("tiny", "subnormal sigmoids flushed, no 1e-20 or another one", _tiny),
     Fill("wide", "a sigmoid that overflows to NaN or is clamped", _wide),
     Fill("equal", "a tie over more than a warp that goes to another than the lowest index", _equal),
+    Fill("twins", "two equal scores of a group counted once", _twins),
     Fill("bias-alone", "a subnormal bias flushed, -0 told from +0", _bias_alone, lack=_lacks_bias),
     Fill("never", "-Inf chosen, or taken for padding", _never, lack=_lacks_bias),
     Fill("same", "experts without rows, and one with a row of every token", _same, lack=_lacks_bias),
@@ -226,7 +244,7 @@ _FILLS = Fill.by_name(
 
 
 #: Fills of sizes and biases that no other one has.
-_EDGE_FILLS = ("equal", "bias-alone", "infinite")
+_EDGE_FILLS = ("equal", "twins", "bias-alone", "infinite")
 _PLAIN = tuple(name for name in _FILLS if name not in _EDGE_FILLS)
 
 
@@ -429,8 +447,12 @@ def _default() -> Iterator[Case]:
     for router, dtype in product((*_ROUTERS, (99, 5, 3, 2)), ("f32", "bf16")):
         for fill in _EDGE_FILLS:
             yield _case(fill, 9, *router, dtype=dtype, rule=RULES[dtype == "bf16"])
+    for dtype in ("f32", "bf16"):
+        yield _case("twins", 6, 512, 6, 8, 4, dtype=dtype)  # groups of which each lane has two experts
     for m in (15, 16, 17, 31, 32, 33):  # tokens of a CTA and of a warp, and one less and more
         yield _case("same", m, *_ROUTERS[0])
+    for rule in RULES:
+        yield _case("gaussian", 3, 40, 5, 4, 2, rule=rule, scale="minus")
     yield _case("gaussian", 0, *_ROUTERS[0])
     # Each entry has machine code of its own: each meets every fill. More than 256 experts take the wider ones.
     for fill, dtype, rule in product(_PLAIN, ("f32", "bf16"), RULES):

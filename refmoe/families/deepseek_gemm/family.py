@@ -432,6 +432,8 @@ def _default() -> Iterator[Case]:
     yield _case("near", _LOOPING, rows=_LOOPING_ROWS, **wgmma)
     yield _case("near", _LOOPING, rows=_LOOPING_ROWS, tile_m=128, **wgmma)
     yield _case("near", dataclasses.replace(_LOOPING, m=17), rows="1", tile_m=128, ctas=2, **wgmma)
+    # Pairs on an odd number of multiprocessors, of which one stays idle.
+    yield _case("near", Shape(6, 128, n=256, e=3), rows="2", tile_m=128, ctas=2, multiprocessors=3, **wgmma)
     yield _case("near", Shape(130, 128, n=256, e=4), grouping="masked", rows="130-3-0-65", tile_m=128, **wgmma)
     for model, dtype in itertools.product(_MODELS, OUT_DTYPES):
         # Elements of the output, and bytes of tokens, past 2^31.
@@ -439,6 +441,9 @@ def _default() -> Iterator[Case]:
         yield _case("near", Shape(5, 128, n=128, e=2), dtype, rows="2-3", rows_before=1 << 24, **far)
         # Bytes of weights past 2^31: DeepSeek-V3's 256 experts have 7.5 GB of them in a layer.
         yield _case("near", Shape(5, 128, n=1024, e=2), dtype, rows="2-3", experts_before=1 << 14, **far)
+        # All of these past 2^32, where an index without a sign wraps too.
+        yield _case("near", Shape(5, 128, n=128, e=2), dtype, rows="2-3", rows_before=1 << 25, **far)
+        yield _case("near", Shape(5, 128, n=256, e=2), dtype, rows="2-3", experts_before=1 << 17, **far)
     for tile_m in (8, 128):  # a row less than a tile has
         yield _case("near", Shape(tile_m, 256, n=128, e=1), rows=str(tile_m - 1), tile_m=tile_m)
     # As many experts as DeepSeek-V3 has; as Kimi K2 has, more than a byte counts; and a number that is no power of two.

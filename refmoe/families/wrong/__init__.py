@@ -18,6 +18,7 @@ import numpy as np
 
 from refmoe.errors import RefmoeError
 from refmoe.families.case import Option, one_of, refused
+from refmoe.families.wrong.defaults import DEFAULTS
 
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device, LaunchRecord
@@ -237,23 +238,21 @@ def called(case: Sound, function: Callable[..., Any]) -> Callable[..., Any]:
     return damaged
 
 
-@functools.cache
-def _defaults(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """The defaults of a function's named parameters that are numbers, words or None."""
-    parameters = inspect.signature(function).parameters.values()
-    return {each.name: each.default for each in parameters if isinstance(each.default, (int, float, str, type(None)))}
+def defaults_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """What a caller may leave out: of a function of `refmoe.cuda` as `DEFAULTS` has it, whatever the function says."""
+    return DEFAULTS.get(f"{function.__module__.removeprefix('refmoe.cuda.')}.{function.__qualname__}", {})
 
 
 def without_defaults(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that is not given those of its named arguments that are at their defaults."""
-    defaults = _defaults(function)
+    defaults = defaults_of(function)
 
     @functools.wraps(function)
     def left(*given: Any, **named: Any) -> Any:
         return function(*given, **{name: value for name, value in named.items() if not _is_default(name, value)})
 
     def _is_default(name: str, value: Any) -> bool:
-        return name in defaults and type(value) is type(defaults[name]) and value == defaults[name]
+        return name in defaults and type(value) is type(defaults[name]) and bool(value == defaults[name])
 
     return left
 

@@ -71,6 +71,7 @@ LAYER_CHANGES: Mapping[str, Change] = {
     "swiglu_alpha-with_silu": lambda given: {"activation": "silu"},
     "ep_size-many": lambda given: {"ep_size": 1 << 30},
     "input_sf-given": lambda given: {"input_sf": np.zeros((3, 2), np.uint8)},
+    "input_sf-of_words": lambda given: {"input_sf": np.zeros(given["input_sf"].shape, np.int32)},
     "use_mxfp8_act_scaling-off": lambda given: {"use_mxfp8_act_scaling": False},
     "backend-reference": lambda given: {"backend": "trtllm"},
 }
@@ -119,7 +120,7 @@ def wrong_layer_calls(base: AnyCase) -> Iterator[AnyCase]:
         **dict.fromkeys(TURNED_OFF, "on"),
     )
     ready = base.having(path="ready")
-    yield from wrong_calls(ready, input_sf=f"{ARRAY} none short narrow")
+    yield from wrong_calls(ready, input_sf=f"{ARRAY} none short narrow of_words")
     yield from wrong_calls(ready.having(input_sf="128x4"), input_sf="short strided")
     yield from wrong_calls(base.having(entry="output"), output=f"{ARRAY} short narrow read_only")
     sizes = dict.fromkeys(("hidden", "intermediate"), "zero past negative")
