@@ -43,16 +43,11 @@ class View:
     observed: bool = True
 
 
-def _parts_nowhere(instruction: Instruction) -> bool:
-    """Whether nothing depends on which lanes of a warp run an instruction together."""
-    return instruction.opcode != "activemask.b32"
-
-
 PLAIN = View("plain", lambda _: True, False, lambda work: work, observed=False)
-APART = View("apart", _parts_nowhere, False, lambda work: work, apart=True, observed=False)
+APART = View("apart", lambda _: True, False, lambda work: work, apart=True, observed=False)
 # For a launch whose undefined values are followed: the machine sees every block.
 FOLLOWING = View("following", lambda _: True, False, lambda work: work)
-FOLLOWING_APART = View("following apart", _parts_nowhere, False, lambda work: work, apart=True)
+FOLLOWING_APART = View("following apart", lambda _: True, False, lambda work: work, apart=True)
 
 
 @dataclass(frozen=True)
@@ -140,18 +135,6 @@ class Code:
     homes: dict[str, tuple[int, str]]
     places: Any
     shadowed: Callable[[int], Callable[..., Any]]
-
-    @cached_property
-    def asks_who(self) -> frozenset[int]:
-        """The blocks that begin with `activemask`."""
-        blocks = self.program.blocks
-        return frozenset(b.index for b in blocks if b.instructions and not _parts_nowhere(b.instructions[0]))
-
-    @cached_property
-    def ends_barriers(self) -> bool:
-        """Whether there are `mbarrier.inval`."""
-        blocks = self.program.blocks
-        return any(each.opcode.startswith("mbarrier.inval") for block in blocks for each in block.instructions)
 
     @cached_property
     def windows(self) -> Windows:

@@ -152,7 +152,7 @@ class Machine(Runner):
         self.cluster_barrier = ClusterBarrier(self, self.code.barriers)
         self.copies = self.add(Copies(self))
         self.bulk = self.add(Bulk(self))
-        self.mbarriers = self.add(Mbarriers(self, waits, self.bulk, self.code.ends_barriers))
+        self.mbarriers = self.add(Mbarriers(self, waits, self.bulk))
         if launch.following is not None:
             self.undefined = UndefinedFollower(self, self.code, launch.following)
         self.native = self.add(NativeState(self, self.code))
@@ -366,7 +366,7 @@ class Machine(Runner):
 
         They lose a turn: else lanes that come round to them in a polling loop would have lost none.
         """
-        first = turns.part(mask, place in self.code.asks_who)
+        first = turns.part(mask)
         if first is not mask:
             self._arrive(place, turn + 1, mask & ~first)
         return first

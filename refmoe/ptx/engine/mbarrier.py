@@ -78,11 +78,10 @@ class Mbarriers(MbarrierTable):
         machine: the lanes.
         waits: the wait that begins each block which begins with one.
         transactions: the bulk copies of these lanes.
-        end: whether objects may end before their CTA.
     """
 
-    def __init__(self, machine: Lanes, waits: Mapping[int, Wait], transactions: Transactions, end: bool) -> None:
-        super().__init__(machine, end)
+    def __init__(self, machine: Lanes, waits: Mapping[int, Wait], transactions: Transactions) -> None:
+        super().__init__(machine)
         self._waits = waits
         self._bulk = transactions
         self._arrivals: list[_Arrival] = []
@@ -178,22 +177,13 @@ class Mbarriers(MbarrierTable):
         """`mbarrier.inval`.
 
         Raises:
-            MisuseError: no object, one at which lanes wait or on which copies will arrive, or one that another thread
-                used and nothing orders its use before.
+            MisuseError: no object, or one at which lanes wait or on which copies will arrive.
         """
-        users = self.users(self.slots(frame, access, address, lanes), lanes)
         ids = self.objects(frame, access, address, lanes)
         used = np.isin(ids, self.at[self.at > 0]) | (self.announced[ids] > 0) | (self._bulk.owed(ids) > 0)
         if used.any():
             bad = int(np.argmax(used))
             raise self.machine.misuse(access.instruction, lanes[bad], f"{self.name(self.slot[ids[bad]])} is in use")
-        if (users >= 0).any():
-            bad = int(np.argmax(users >= 0))
-            _, thread = self.machine.place_of_thread(int(users[bad]))
-            what = (
-                f"{self.name(self.slot[ids[bad]])} may be in use: nothing orders what thread {thread} did there before"
-            )
-            raise self.machine.misuse(access.instruction, lanes[bad], what)
         self.number(self.slot[ids], 0)
 
     # Counting

@@ -13,7 +13,6 @@ from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.state.pages import untouched
-from refmoe.ptx.state.records import THREAD
 from refmoe.ptx.state.spaces import OWN_BASE
 
 Array = Any
@@ -52,12 +51,10 @@ class MbarrierTable:
 
     Args:
         machine: the lanes.
-        end: whether objects may end before their CTA: then it is kept who used them.
     """
 
-    def __init__(self, machine: Lanes, end: bool = False) -> None:
+    def __init__(self, machine: Lanes) -> None:
         self.machine = machine
-        self._users = machine.clocks.warps if end and machine.clocks is not None else 0
         self._numbers: Array = None
         # The turns of a pipeline ask for the same objects by the same lanes.
         self._lookups: dict[tuple[int, int, int, int], _Lookup] = {}
@@ -74,8 +71,6 @@ class MbarrierTable:
         # Arrivals that copies under way will make.
         self.announced = np.zeros(size, np.int64)
         self._creation = np.zeros(size, np.int64)
-        # The last use by each warp of the cluster, as a record of it.
-        self._uses = np.zeros((size, self._users), np.int64)
         # Whether `fence.mbarrier_init` made the initialisation known to copies.
         self._published = np.zeros(size, bool)
         # What the arrivals of this phase, and those of the last, have released.
@@ -94,8 +89,8 @@ class MbarrierTable:
         # Mostly all CTAs initialise one object after another, each in one step: room for as many steps at once.
         size = max(2 * len(self.slot), self.count + _STEPS * needed)
         for name in (
-            "slot", "expected", "pending", "transactions", "phase", "announced", "_creation", "_uses", "_published",
-            "_coming", "_known", "_foreign", "_all_foreign",
+            "slot", "expected", "pending", "transactions", "phase", "announced", "_creation", "_published", "_coming",
+            "_known", "_foreign", "_all_foreign",
         ):  # fmt: skip
             old = getattr(self, name)
             # They cost nothing until they are touched; the rows behind the last object stay so.
@@ -146,8 +141,6 @@ class MbarrierTable:
             bad = int(np.argmax(written))
             what = f"{self.name(slots[bad])} was overwritten by a store"
             raise self.machine.misuse(access.instruction, lanes[bad], what)
-        if self._users:
-            self._uses[ids, (lanes >> 5) % self._users] = self.machine.clocks.record(lanes)
         if known:
             return ids
         if shared.shadow is not None:
@@ -159,20 +152,6 @@ class MbarrierTable:
         # Both may be views of registers, which change.
         self._lookups[key] = _Lookup(access, address.copy(), lanes.copy(), slots, ids)
         return ids
-
-    def users(self, slots: Array, lanes: Array) -> Array:
-        """For each of `lanes` [n] a thread whose use of the object in `slots` [n] nothing orders before now, or -1."""
-        found, clocks = np.full(len(lanes), -1), self.machine.clocks
-        if not self._users:
-            return found
-        for number, lane in enumerate(lanes.tolist()):
-            uses = self._uses[self._numbers[slots[number]]]
-            uses = uses[uses != 0]
-            others = uses[uses & THREAD != lane + self.machine.first_thread]
-            late = others[~clocks.ordered(np.full(len(others), lane), others)]
-            if late.size:
-                found[number] = late[0] & THREAD
-        return found
 
     def number(self, slots: Array, ids: Array | int) -> None:
         """The objects in slots of shared memory are these from now on; 0 where there is none any more."""

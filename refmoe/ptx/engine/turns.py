@@ -28,8 +28,6 @@ from refmoe.ptx.engine.warp import bits_of_warps
 Array = Any
 _EVERY_LANE = 0xFFFFFFFF
 _UPPER_HALF = 0xFFFF0000
-# Of two lanes whose numbers differ in one bit it has one.
-_ODD_BITS = 0x69969669
 # Blocks of code in a turn that ends only where a warp has to wait.
 _WITHOUT_END = 1 << 31
 _TURNS = (1, 2, 8, 64)
@@ -67,8 +65,6 @@ class Turns:
         self._teams = np.zeros(warps, np.int64)
         order, blocks = np.arange(warps), 0
         self._split = 0
-        # Whoever asks which lanes run together may be told anything: every other schedule parts them there.
-        self._asking = _ODD_BITS if schedule.opposite or schedule.choices("masks").below(2) else 0
         preference = _EVERY_LANE
         if schedule.opposite:
             # The last warp of each CTA first (CTAs are in the opposite order already), its upper lanes before the lower
@@ -157,15 +153,8 @@ class Turns:
             self.let_all_run()
         return True
 
-    def part(self, mask: Array, asking: bool = False) -> Array:
-        """Of the lanes at a place, bool [lanes], those that run first: all, or some of each warp.
-
-        `asking` says that the place begins with `activemask`.
-        """
-        if asking and self._asking:
-            here = bits_of_warps(mask)
-            some = np.where(here & self._asking, here & self._asking, here).astype(np.uint32)
-            return mask & np.unpackbits(some.view(np.uint8), bitorder="little").view(np.bool_)
+    def part(self, mask: Array) -> Array:
+        """Of the lanes at a place, bool [lanes], those that run first: all, or some of each warp."""
         if not self._split:
             return mask
         here = bits_of_warps(mask)

@@ -208,9 +208,7 @@ def _split(
         begins = (gathers or _parks(statement)) and not (_takes_warp(statement) and together)
         # Branches and exits go with whatever stands before them.
         leaves_native = current.native != native and stem not in ("bra", "ret", "exit")
-        # Lanes may have parted in front of `activemask`.
-        parts = apart and (communicates(statement) or stem == "activemask")
-        if current.instructions and (begins or leaves_native or parts):
+        if current.instructions and (begins or leaves_native or (apart and communicates(statement))):
             current.targets = [len(drafts)]
             current = fresh()
             # Lanes that gathered for the block before may have parted at its end.

@@ -27,7 +27,6 @@ def started(body: str, count: int = 32, threads: int = 32, **more: object) -> np
     return out
 
 
-AWAIT = "{name}: mbarrier.try_wait.parity.shared.b64 %p1, [bar], {phase}; @!%p1 bra {name};"
 SEEN = "selp.u32 {register}, 1, 0, %p1;"
 
 
@@ -441,35 +440,6 @@ def test_a_barrier_that_is_waited_for_is_in_use() -> None:
     """
     with pytest.raises(ptx.MisuseError, match="is in use"):
         started(body, count=1)
-
-
-@pytest.mark.parametrize(
-    ("between", "right"),
-    [
-        ("bar.sync 0;", True),
-        ("bar.warp.sync -1;", False),
-        ("", False),
-        # What thread 0 waits for comes after the others' waits.
-        ("@!%p9 bra W2; mbarrier.arrive.shared.b64 _, [bar]; bra END; W2: " + AWAIT.format(name="B", phase=1), True),
-    ],
-)
-def test_a_barrier_ends_behind_all_that_others_do_there(between: str, right: bool) -> None:
-    # Two warps wait for thread 0, who then ends the barrier: whether they have seen the phase is for nothing to say.
-    count = 63 if between.startswith("@") else 1
-    body = f"""
-        @%p9 bra WAIT; mbarrier.arrive.shared.b64 _, [bar], {count};
-        WAIT: {AWAIT.format(name="A", phase=0)}
-        {between}
-        @!%p9 mbarrier.inval.shared.b64 [bar];
-        END: mov.u32 %r20, 0;
-    """
-    if right:
-        started(body, count, 64)
-        return
-    with pytest.raises(
-        ptx.MisuseError, match=r"may be in use: nothing orders what thread \(\d+, 0, 0\) did there before"
-    ):
-        started(body, count, 64)
 
 
 def test_one_instruction_arrives_elsewhere_at_each_turn() -> None:

@@ -226,19 +226,6 @@ def test_a_loop_that_counts_in_shared_memory_comes_to_its_end() -> None:
     assert seen(body, 1, block=1, source=[0], schedules=[0, 1], declarations=SHARED) == {(7,)}
 
 
-@pytest.mark.parametrize("distance", [1, 2, 4, 8, 16])
-def test_activemask_has_not_all_lanes(distance: int) -> None:
-    # Nothing brings lanes together in front of it, so that no mask of its is one of the whole warp.
-    body = f"""
-        mov.u32 %r3, cells; shl.b32 %r4, %r1, 2; add.u32 %r5, %r3, %r4; xor.b32 %r6, %r4, {4 * distance};
-        add.u32 %r6, %r6, %r3; st.shared.u32 [%r5], %r1;
-        activemask.b32 %r7; bar.warp.sync %r7;
-        ld.shared.u32 %r8, [%r6]; st.global.u32 [%d2], %r8;
-    """
-    with pytest.raises(ptx.PtxError, match=r"under schedule=1|race"):
-        outcomes(body, 32, declarations=SHARED, checks=ptx.Checks(explain=False), schedules=[1])
-
-
 def test_lanes_run_apart_where_nothing_keeps_them_together() -> None:
     # One instruction writes, the next reads the neighbour's: since sm_70 lanes need not run them together.
     body = """
