@@ -134,6 +134,17 @@ def _tie_terms(draw: Draw, experts: int, width: int) -> NDArray[Any]:
 TIES = "bias-ties"
 
 
+def _halved_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Gates of 2^-23, whose 1 + exp is the last number below 2, and ups that are halved to a tie of two codes.
+
+    The reciprocal of that number lies next to the middle of two others, above. Rounded to the other one it is a half,
+    and the tie goes to even; rounded right it goes up. A block begins with its largest element.
+    """
+    first = np.arange(width) % MX_BLOCK == 0
+    ups = np.where(first, 256.0, 17.0 + 4 * draw.integers(4, (rows, width)))
+    return np.full((rows, width), 2.0**-23), ups
+
+
 def _clamped_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Gates beyond every finite clamp, and no up: the result is the clamp's own, put between two codes by beta."""
     return np.full((rows, width), 64.0), np.zeros((rows, width))
@@ -151,6 +162,8 @@ def _zero_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArra
 
 #: Fills whose betas `_midpoint_betas` chooses.
 MIDPOINTS, CLAMPED = "midpoints", "clamp-midpoints"
+#: The fill that is made for silu.
+HALVED = "halved"
 
 GATE_FILLS = Fill.by_name(
     Fill("gaussian", "gate and up swapped, a rounding more or less, quantized from BF16", _gaussian_gates),
@@ -197,6 +210,12 @@ GATE_FILLS = Fill.by_name(
         Limits(saturated=0.3, scales=1, reason="results of an expert are alike"),
     ),
     Fill(
+        HALVED,
+        "a reciprocal that rounds wrong where it is hardest, next to a half",
+        _halved_gates,
+        Limits(scales=1, reason="every block has the same largest element"),
+    ),
+    Fill(
         "zeros",
         "the sign of a zero lost in a clamp, a product or a bias",
         _zero_gates,
@@ -210,7 +229,7 @@ GATE_FILLS = Fill.by_name(
     ),
 )
 #: Fills that go with every variant and parameters.
-PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (MIDPOINTS, CLAMPED, TIES, "zeros"))
+PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (MIDPOINTS, CLAMPED, TIES, HALVED, "zeros"))
 
 VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
 #: An alpha, a beta and a limit of each expert, or those of gpt-oss; `edges` are numbers that no model has, and with
@@ -468,6 +487,8 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 300, 96, 150, bias="distinct", **few)
         # As many experts as Kimi K2 has, a row at each: more than a byte counts.
         yield _case("gaussian", 384, 32, 384, routing="all-one-token", bias="distinct", **few)
+    for (mode, edge), layout in product(COMPILED_POLICIES[:2], LAYOUT.words):
+        yield _case(HALVED, 3, 64, 2, variant="silu", mode=mode, edge=edge, layout=layout)
     yield _case("gaussian", 0, 2880, 8)
     yield from _every_entry()
     yield _case("gaussian", 5, 64, 3, routing="empty-experts", poison=0)  # the fill's default

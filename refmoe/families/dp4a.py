@@ -439,6 +439,9 @@ def _default() -> Iterator[Case]:
     # there may be, whose experts have choices in all windows.
     yield _case("fingerprint", 8, 64, 8, 40, 8, bias="distinct", map="permuted")
     yield _case("fingerprint", 7, 96, 8, 33, 9, first_expert=33, ranks=2, alpha="distinct", inputs="choice")
+    # More than 128 choices, of a number that divides no power of two.
+    for dtype in ("f32", "bf16"):
+        yield _case("fingerprint", 8, 32, 8, 31, 31, dtype=dtype)
     # A token's two choices of one expert, whose activation is held from the one to the other, all of it or not.
     yield _case("fingerprint", 3, 96, 9, 5, 4, routing="twice", bias="distinct")
     yield _case("cancelling", 2, 7168, 9, 5, 2, routing="twice")

@@ -135,6 +135,7 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 5, 64, 600, dtype="f32", routing="same-experts", params=params)
     for dtype, fill, quantizer in product(("bf16", "f32"), ("zeros", "specials"), QUANTIZERS):
         yield _case(fill, 42, 160, 42, dtype=dtype, params="closed", routing="all-one-token", quantizer=quantizer)
+    yield _case("halved", 3, 64, 2, variant="silu")
     for k in (1120, 1024, 1056, 992):  # a CTA's columns, and a block less and more
         yield _case("fingerprint", 2, k, 2, dtype="f32")
     yield _case("gaussian", 65_600, 32, 3, routing="same-experts")  # all at one expert

@@ -193,6 +193,11 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 66, 4128, 3, 1, multiprocessors=1)  # rows wider than a CTA, and more of them than CTAs
     for order in ORDERS:
         yield _case("cancelling", 3, 96, 8, 3, order=order, scale="minus")
+        # Without a shared row: the rounding to BF16 stays, and so does -0, here of tokens whose experts are elsewhere.
+        for dtype in _DTYPES:
+            yield _case("gaussian", 3, 96, 8, 3, dtype=dtype, order=order, out="f32", shared="none")
+            rank: dict[str, Any] = {"routing": "elsewhere", "first_expert": 4, "ranks": 2}
+            yield _case("gaussian", 2, 96, 4, 2, dtype=dtype, order=order, scale="minus", shared="none", **rank)
     yield _case("gaussian", 0, 7168, 8, 2)
     # Each entry has machine code of its own: each meets every fill.
     for dtype, out, order, fill in product(_DTYPES, _DTYPES, ORDERS, _PLAIN):

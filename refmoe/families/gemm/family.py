@@ -308,7 +308,10 @@ def _edges() -> Iterator[Case]:
             "one-hot-tokens", Shape(experts, 32, n=8, e=experts), "bf16", routing="all-one-token", alpha="distinct"
         )
         yield _case("one-hot-weights", Shape(9, 32, n=16, e=experts), routing="same-experts", bias="distinct")
-    yield _case("one-hot-tokens", Shape(5, 32, n=8, e=600), routing="same-experts", alpha="distinct", bias="distinct")
+    for dtype in OUTPUTS:
+        # Past nine bits of experts.
+        far = Shape(5, 32, n=8, e=600)
+        yield _case("one-hot-tokens", far, dtype, routing="same-experts", alpha="distinct", bias="distinct")
     for tile in _THREE_TILES:
         for rows in (tile.n - 1, tile.n):
             yield _case("one-hot-tokens", Shape(rows, 160, n=24, e=2), tile=str(tile), routing="same-experts")
