@@ -362,13 +362,10 @@ class Machine(Runner):
         return self.native.pick()
 
     def _part(self, turns: Turns, place: int, turn: int, mask: Array) -> Array:
-        """Of the lanes at a place those that run it first; the others stay there.
-
-        They lose a turn: else lanes that come round to them in a polling loop would have lost none.
-        """
+        """Of the lanes at a place those that run it first; the others stay there."""
         first = turns.part(mask)
         if first is not mask:
-            self._arrive(place, turn + 1, mask & ~first)
+            self._arrive(place, turn, mask & ~first)
         return first
 
     def _tick(self) -> None:
