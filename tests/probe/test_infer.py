@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.probe.poser import Poser
-from support.thinned import thinned
+from support.selection.thinned import thinned
 
 from refmoe.probe import infer as infer_module
 from refmoe.probe.family import Parameters, differences

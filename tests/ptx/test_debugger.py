@@ -244,8 +244,8 @@ def test_where_says_who_waits_and_who_has_exited() -> None:
             stop = debugger.go()
             assert stop is not None
             seen |= {(place.warp, place.lanes, place.state) for place in stop.where()}
-        # The two shuffles do not meet: lanes of one mask stand at different ones.
-        with pytest.raises(ptx.Deadlock):
+        # Lanes of one mask stand at two shuffles, which is refused.
+        with pytest.raises(ptx.PtxError, match="that are at several instructions"):
             debugger.go()
     assert (0, 0xFF, "exited") in seen
     assert (1, 0xFFFFFFFF, "here") in seen

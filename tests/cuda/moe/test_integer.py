@@ -33,7 +33,7 @@ def named(shape: LayerShape, path: str, given: dict[str, Any], **chosen: str) ->
     given = {"input_sf" if name == "x_d" else name: value for name, value in given.items()}
     present = {name: None if value is None else name for name, value in given.items()}
     space = {name: name for name in integer_workspace_bytes(shape, path, **chosen)}
-    return LayerBuffers(**present, **dict.fromkeys(ABSENT), out="out", workspace=space)
+    return LayerBuffers(**{**dict.fromkeys(ABSENT), **present}, out="out", workspace=space)
 
 
 @needs_nvcc

@@ -10,7 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 from support.ptx_kernel import compile_cuda
-from support.thinned import thinned
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.ptx_kernel import run
-from support.thinned import thinned
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 from refmoe.ptx.engine.exact_races import ExactShadow

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from ptx.native.test_mma import NARROW, SPELLINGS
 from support.native.forms import source_kinds
-from support.thinned import thinned
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 from refmoe.native import compiler
