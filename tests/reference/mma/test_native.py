@@ -7,8 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from support.tensor_cores.mma_operands import DEFINED, accumulators, code_dtype, every_code, finite_codes, near_codes
 from support.selection.thinned import thinned
+from support.tensor_cores.mma_operands import DEFINED, accumulators, code_dtype, every_code, finite_codes, near_codes
 
 from refmoe.formats import FP16, MX_BLOCK
 from refmoe.reference.mma import ELEMENT_FORMATS, MODELS, Kind, native, tensor_core_mma
