@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.findings.patterns import FILES, PATTERNS, Pattern
+from support.selection.thinned import thinned
 
 SCHEDULES = 8
 each_pattern = pytest.mark.parametrize("pattern", PATTERNS, ids=str)
@@ -22,6 +23,6 @@ def test_the_racy_form_is_found(pattern: Pattern, folders: dict[str, Path]) -> N
     assert pattern.launch(folders[pattern.file], "racy", SCHEDULES) == pattern.finds
 
 
-@each_pattern
+@pytest.mark.parametrize("pattern", thinned(PATTERNS, 3), ids=str)
 def test_the_mended_form_is_clean(pattern: Pattern, folders: dict[str, Path]) -> None:
     assert pattern.launch(folders[pattern.file], "mended", SCHEDULES) == ""

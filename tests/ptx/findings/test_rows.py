@@ -11,6 +11,7 @@ import pytest
 from support.findings.bulk import BULK_ROWS, BulkRow
 from support.findings.experts import EXPERT_ROWS, HOPELESS_ROWS
 from support.findings.plain import ROWS, Row
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 from refmoe.ptx.findings.finding import PAGE, PROJECT
@@ -50,7 +51,7 @@ def test_what_is_said(row: Row | BulkRow) -> None:
     assert str(race).splitlines()[-1].strip() == f"see {PROJECT}/{PAGE}#{row.section}"
 
 
-@each_row
+@pytest.mark.parametrize("row", thinned(EVERY, 2), ids=str)
 def test_the_change_makes_it_clean(row: Row | BulkRow) -> None:
     finding = found(row).finding
     assert finding is not None

@@ -17,6 +17,7 @@ from support.native.floating import (
     spellings,
 )
 from support.ptx_isa import F32
+from support.selection.thinned import thinned
 
 from refmoe.ptx import isa
 from refmoe.ptx.isa.spelling import Spelling
@@ -71,7 +72,7 @@ def constants(opcode: str) -> list[dict[int, int]]:
     return [{}, *alone, *together]
 
 
-@pytest.mark.parametrize("opcode", ARITHMETIC)
+@pytest.mark.parametrize("opcode", thinned(ARITHMETIC, 2))
 def test_native(opcode: str) -> None:
     operation = ARITHMETIC[opcode]
     assert not native_differences(opcode, operation, operands(opcode, operation), *constants(opcode))
