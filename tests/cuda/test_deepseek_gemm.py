@@ -222,6 +222,7 @@ def test_the_fastest_instruction_is_the_default() -> None:
     assert found.dtype == ml_dtypes.bfloat16
 
 
+@pytest.mark.slow
 def test_one_source_compiles_for_every_chip_from_sm_89_on(tmp_path: Path) -> None:
     """No executor and no model stands for sm_89: that it compiles is all that is said of it."""
     try:

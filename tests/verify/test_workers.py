@@ -101,6 +101,7 @@ def thin(monkeypatch: pytest.MonkeyPatch) -> list[Piece]:
     return chosen
 
 
+@pytest.mark.slow
 def test_a_sweep_is_complete_and_in_order_though_one_of_two_workers_is_killed(
     cluster: Cluster, thin: list[Piece], tmp_path: Path
 ) -> None:

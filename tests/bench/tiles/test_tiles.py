@@ -35,6 +35,7 @@ FAMILIES = {Mma.SYNC_MX: (GEMM, 32), Mma.SYNC_NVF4: (NVFP4_GEMM, 64)}
 CASES = [(Mma.SYNC_MX, Tile(128, 8, 128)), (Mma.SYNC_MX, Tile(256, 8, 256)), (Mma.SYNC_NVF4, Tile(128, 8, 128))]
 
 
+@pytest.mark.slow
 @needs_tools
 @pytest.mark.parametrize(("mma", "tile"), CASES, ids=str)
 def test_a_step_has_the_products_and_copies_of_its_tile(mma: Mma, tile: Tile) -> None:

@@ -77,6 +77,7 @@ def same_blocks(tensor: Q8Tensor, row: int, wanted: list[Block]) -> bool:
     return found == ([c for each in wanted for c in each.codes], [b.d for b in wanted], [b.s for b in wanted])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["gpt_oss", "silu"])
 @pytest.mark.parametrize("path", ["dp4a", "llama_cpp"])
 def test_integer_paths_equal_the_specification(path: str, variant: str) -> None:
