@@ -29,7 +29,7 @@ __all__ = [
     "quantize_nvfp4",
 ]
 
-#: Names that these functions had before 0.2: the reference of each is named as it is named now.
+#: The former names of these functions. Each is named as its reference is now.
 _FORMER = {"mxfp8_quantize": quantize_mxfp8, "nvfp4_quantize": quantize_nvfp4}
 
 

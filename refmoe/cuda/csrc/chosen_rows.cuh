@@ -1,6 +1,6 @@
-// The rows of choices that one launch makes and the next one sorts by expert. The first writes of each choice its expert
-// alone, in 16 bits and in the order of choices, so that the second finds the choices of an expert four bytes for two of
-// them, and their order as they lie.
+// The rows of choices that one launch makes and the next one sorts by expert. The first launch writes the expert of each
+// choice in 16 bits. They lie in the order of choices, which is also the order of an expert's rows. So the second launch
+// reads two bytes a choice and never asks for a rank.
 //
 //      choice               0 .. 7     8 .. 15    ...  248 .. 255 | 256 ..
 //      lane of the warp     0          1          ...  31         | 0          a step: 16 bytes a lane
