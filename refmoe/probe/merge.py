@@ -256,9 +256,10 @@ def chips_sentence(evidence: Mapping[str, Any]) -> str:
     rows = [row["verdict"] for chip in chips for row in chip["instructions"].values()]
     have = "chip has" if len(chips) == 1 else "chips have"
     holds, differs = rows.count("HOLDS"), rows.count("DIFFERS")
+    each = "" if len(chips) == 1 else ", each chip's counted for itself,"
     return (
-        f"{len(chips)} {have} answered `refmoe probe` ({names}): of {len(rows)} instructions refmoe's model holds for "
-        f"{holds}, and differs for {differs}."
+        f"{len(chips)} {have} answered `refmoe probe` ({names}): of {len(rows)} instructions{each} refmoe's model "
+        f"holds for {holds}, and differs for {differs}."
     )
 
 
