@@ -178,8 +178,8 @@ def _exhaustive() -> str:
     proven = total["proofs"] - total["refused"]
     return (
         f"- MXFP8 quantization and the fused expand, for every {dtypes} input: {total['pairs']:,} pairs "
-        f"(amax, element) {where}, {total['differing']:,} bytes differ. That pairs are enough is proven for {proven} of "
-        f"{total['proofs']} entries ([how](exhaustive.md))."
+        f"(amax, element) {where}, {total['differing']:,} bytes differ. That pairs are enough is proven for {proven} "
+        f"of {total['proofs']} entries ([how](exhaustive.md))."
     )
 
 
