@@ -201,6 +201,16 @@ def _specials(draw: Draw, size: Size) -> Operands:
     return Operands(_any_codes(draw, size), d, weights, np.where(chosen, special, scales).astype(np.uint8))
 
 
+def _zero_specials(draw: Draw, size: Size) -> Operands:
+    """As `specials`, but what meets a special has zeros for codes or for weights: zero times a NaN is no zero."""
+    data = _specials(draw, size)
+    codes = data.codes.reshape(size.rows, size.blocks, _BLOCK).copy()
+    weights = data.weights.reshape(size.experts, size.n, size.blocks, _BLOCK // 2).copy()
+    codes[(data.d & 0x7C00) == 0x7C00] = 0
+    weights[data.scales >= 0xFE] &= 0x88  # zeros of either sign
+    return Operands(codes.reshape(size.rows, -1), data.d, weights.reshape(size.experts, size.n, -1), data.scales)
+
+
 def _fill(
     name: str, catches: str, make: Callable[[Draw, Size], Operands], limits: Limits | None = None, least_k: int = _BLOCK
 ) -> Fill:
@@ -229,11 +239,13 @@ _FILLS: Mapping[str, Fill] = MappingProxyType(
                   Limits(nans=0.9, reason="three of four sums round to Inf, or more by alpha"), least_k=2 * _BLOCK),
             _fill("specials", "NaN, Inf and zeros of activations lost", _specials,
                   Limits(zeros=0.3, nans=0.9, reason="NaN and Inf are what it is made of")),
+            _fill("zero-specials", "a block that is skipped since its codes or its weights are zeros", _zero_specials,
+                  Limits(zeros=0.3, nans=0.9, reason="NaN and Inf are what it is made of")),
         )
     }
 )  # fmt: skip
 
-_PLAIN = tuple(name for name in _FILLS if name not in ("zero-rows", "overflow"))
+_PLAIN = tuple(name for name in _FILLS if name not in ("zero-rows", "overflow", "zero-specials"))
 
 # --- words for outputs ----------------------------------------------------------------------------------------------
 
@@ -435,6 +447,8 @@ def _default() -> Iterator[Case]:
             yield _case(fill, 7 - number, 96, 9, 7, 3, dtype=dtype, alpha="edges", bias=bias, inputs="choice")
     for dtype in ("f32", "bf16"):
         yield _case("overflow", 8, 96, 9, 3, 1, dtype=dtype)
+        for m in (4, 8):  # an entry each
+            yield _case("zero-specials", m, 416, 9, 3, 1, dtype=dtype)
     # More choices than the 32 of which a warp asks at once which expert they name: two windows of them, and as many as
     # there may be, whose experts have choices in all windows.
     yield _case("fingerprint", 8, 64, 8, 40, 8, bias="distinct", map="permuted")
