@@ -22,6 +22,7 @@ from refmoe.families.choices import RANKS, ROUTINGS, TWICE, check_choices, exper
 from refmoe.families.extents import ELEMENT_BYTES
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs, needs_k
 from refmoe.families.far import EXPERTS_BEFORE, Layout, check_before, far_device, lacks_memory
+from refmoe.families.gemm.epilogue import special_bias
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
 from refmoe.families.wrong import ARRAY, BYTE, WRONG, Arguments, Change, called, huge, wrong_calls
@@ -316,8 +317,9 @@ def _inputs(case: Case) -> Inputs:
         alpha = bits.astype(np.uint32).view(np.float32)
     if case.bias == "tiny":
         bias = _TINY_BIAS[Draw("dp4a-tiny-bias", case.seed).integers(_TINY_BIAS.size, (shape.e, shape.n))]
-    elif case.bias == "distinct":
+    elif case.bias in ("distinct", "specials"):
         bias = (Draw("dp4a-bias", case.seed).normal((shape.e, shape.n)) * 64).astype(ml_dtypes.bfloat16)
+        bias = special_bias(Draw("special-bias", case.seed), bias) if case.bias == "specials" else bias
     return {
         "codes": data.codes,
         "d": d.view(np.float16),
@@ -449,6 +451,7 @@ def _default() -> Iterator[Case]:
         yield _case("overflow", 8, 96, 9, 3, 1, dtype=dtype)
         for m in (4, 8):  # an entry each
             yield _case("zero-specials", m, 416, 9, 3, 1, dtype=dtype)
+            yield _case("specials", m, 96, 9, 3, 1, dtype=dtype, bias="specials")
     # More choices than the 32 of which a warp asks at once which expert they name: two windows of them, and as many as
     # there may be, whose experts have choices in all windows.
     yield _case("fingerprint", 8, 64, 8, 40, 8, bias="distinct", map="permuted")
@@ -554,7 +557,7 @@ DP4A_GEMV = Family(
     fills=_FILLS,
     options=(
         *(word("inputs", "token", "choice"), word("map", "none", "permuted", "dropped")),
-        *(word("alpha", "none", "distinct", "edges"), word("bias", "none", "distinct", "tiny")),
+        *(word("alpha", "none", "distinct", "edges"), word("bias", "none", "distinct", "tiny", "specials")),
         *(word("routing", *ROUTINGS, TWICE), *RANKS, EXPERTS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,

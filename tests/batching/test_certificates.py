@@ -408,8 +408,8 @@ def test_only_what_is_known_to_depend_may() -> None:
 
 def test_the_gate_knows_what_a_certificate_is_made_of() -> None:
     assert judged.SIZES == {"default": SIZES, "quick": QUICK_SIZES}
-    assert judged.NEIGHBOURS == (*NEIGHBOURS, "none")
+    assert (*NEIGHBOURS, "none") == judged.NEIGHBOURS
     assert judged.PROBES == PROBES
-    for each in subjects():
+    for each in subjects().values():
         assert judged.RESTS_ON[each.name.partition("/")[0]] == each.rests_on
         assert min(each.most, SIZES[-1]) == judged.FEWER.get(each.name, SIZES[-1])
