@@ -266,8 +266,8 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", many, "f32", tile=str(_SHALLOW), routing=routing, multiprocessors=1, alpha="distinct")
     # A bias that is a NaN or an infinity, or that overflows.
     for dtype in OUTPUTS:
-        options = {"alpha": "distinct", "bias": "specials", "tile": str(_SHALLOW)}
-        yield _case("specials", Shape(9, 96, n=24, e=3), dtype, **options)
+        special: dict[str, Any] = {"alpha": "distinct", "bias": "specials", "tile": str(_SHALLOW)}
+        yield _case("specials", Shape(9, 96, n=24, e=3), dtype, **special)
     for dtype, bias in (("f32", "none"), ("f32", "tiny"), ("bf16", "tiny")):
         for fill in ("zero-rows", "positive"):
             shape = Shape(18, 96, n=24, e=9)
