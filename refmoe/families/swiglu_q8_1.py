@@ -14,7 +14,6 @@ from refmoe.families.activation import (
     GATE_CHANGES,
     GATE_FILLS,
     GATE_PARAMS,
-    LONELY,
     MIDPOINTS,
     PLAIN_GATES,
     SAYS_OF_GATES,
@@ -40,7 +39,7 @@ from refmoe.reference.swiglu_q8_1 import swiglu_q8_1
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-_FILLS = {name: fill for name, fill in GATE_FILLS.items() if name not in (MIDPOINTS, CLAMPED, TIES, LONELY)}
+_FILLS = {name: fill for name, fill in GATE_FILLS.items() if name not in (MIDPOINTS, CLAMPED, TIES)}
 
 #: Results of SwiGLU are uneven: many are far below their block's largest.
 _LIMITS = Limits(zeros=0.5, reason="most results of a block may be far below its largest")

@@ -136,7 +136,6 @@ def contradictions(document: Mapping[str, Any]) -> list[str]:
     ]
     for each in mutants:
         caught = each["outcome"] in ("caught", "timed out")
-        found += _foreign(each)
         if each["outcome"] == "caught" and (not each["case"] or not each["check"]):
             found.append(f"mutant {each['id']} is caught by no case, or by no check")
         if not caught and each["case"]:
@@ -165,7 +164,14 @@ def contradictions(document: Mapping[str, Any]) -> list[str]:
         found.append(f"it says that {document['sample']['tried']} mutants were tried, and lists {len(mutants)}")
     if not mutants:
         found.append("it has no mutants")
-    elif len(mutants) < LEAST:
+    return found
+
+
+def _implausible(document: Mapping[str, Any]) -> list[str]:
+    """What no sweep whose sources are the present ones can have found, a sentence each."""
+    mutants, survivors = document["mutants"], document["survivors"]
+    found = [text for each in mutants for text in _foreign(each)]
+    if len(mutants) < LEAST:
         found.append(f"it has {len(mutants):,} mutants; needed {LEAST:,}")
     outcomes = Counter(each["outcome"] for each in mutants)
     if outcomes["equivalent"] > outcomes["caught"] + outcomes["timed out"]:
@@ -228,7 +234,7 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> list[str]:
         return [f"{stale[0]}{more} changed since its mutants were tried; {MUTATION.again}"]
     if absent := sorted(_sources(document["source_sha256"])):
         return [f"it does not say of which {absent[0]} it is, and {len(absent) - 1} more; {MUTATION.again}"]
-    if found := contradictions(document):
+    if found := [*contradictions(document), *_implausible(document)]:
         return found
     below = failures(document)
     if document["passed"] != (not below):
