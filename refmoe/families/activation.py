@@ -160,10 +160,33 @@ def _zero_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArra
     return gates, np.where((kind == 2) | (kind == 3) | ((kind == 0) & (place == 1)), zeros[1], ups)
 
 
+#: Gates around the places where 1 / (1 + exp) leaves its fast way, for silu, and by gpt-oss's factor; and far beyond.
+_LONELY = (60.0, 63.5, 64.0, 64.5, 75.0, 86.0, 87.0, 87.5, 88.0, 88.5, 89.0, 96.0, 104.0, 300.0)
+_LONELY_BY_ALPHA = (35.0, 37.5, 37.75, 40.0, 45.0, 50.5, 51.0, 51.25, 51.5, 51.75, 52.0, 52.25, 61.0, 180.0)
+
+
+def _lonely_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """One gate a block, all others zeros, so that the tail of its sigmoid decides scale and codes.
+
+    A lane makes several results at once, on a fast way if none of them needs clamps. So in every other block a NaN
+    stands beside the gate, in the same lane: its neighbours need clamps all the same.
+    """
+    blocks = np.arange(rows * width // MX_BLOCK)
+    gates = np.where(draw.integers(2, (rows, width)) == 0, 0.0, -0.0)
+    ups = draw.normal((rows, width))
+    sizes = np.array([size for pair in zip(_LONELY, _LONELY_BY_ALPHA, strict=True) for size in pair])
+    places = blocks * MX_BLOCK + draw.integers(MX_BLOCK, blocks.shape)
+    gates.reshape(-1)[places] = sizes[blocks // 4 % sizes.size] * np.where(blocks % 2 == 0, -1, 1)
+    gates.reshape(-1)[(places ^ 1)[blocks % 4 >= 2]] = np.nan
+    return gates, ups
+
+
 #: Fills whose betas `_midpoint_betas` chooses.
 MIDPOINTS, CLAMPED = "midpoints", "clamp-midpoints"
 #: The fill that is made for silu.
 HALVED = "halved"
+#: The fill whose gates stand alone.
+LONELY = "lonely"
 
 GATE_FILLS = Fill.by_name(
     Fill("gaussian", "gate and up swapped, a rounding more or less, quantized from BF16", _gaussian_gates),
@@ -216,6 +239,12 @@ GATE_FILLS = Fill.by_name(
         Limits(scales=1, reason="every block has the same largest element"),
     ),
     Fill(
+        LONELY,
+        "a sigmoid whose fast way goes too far, or is chosen by other results' gates",
+        _lonely_gates,
+        Limits(zeros=1.0, saturated=0.3, nans=0.6, scales=1, reason="a block has one result, or a NaN beside it"),
+    ),
+    Fill(
         "zeros",
         "the sign of a zero lost in a clamp, a product or a bias",
         _zero_gates,
@@ -229,13 +258,13 @@ GATE_FILLS = Fill.by_name(
     ),
 )
 #: Fills that go with every variant and parameters.
-PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (MIDPOINTS, CLAMPED, TIES, HALVED, "zeros"))
+PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (MIDPOINTS, CLAMPED, TIES, HALVED, LONELY, "zeros"))
 
 VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
 #: An alpha, a beta and a limit of each expert, or those of gpt-oss; `edges` are numbers that no model has, and with
-#: `closed` every limit is a zero of either sign: what passes the clamps is a sign. `alpha`, `beta` and `limit` are
-#: that of `distinct` alone.
-GATE_PARAMS = word("params", "none", "distinct", "edges", "closed", "alpha", "beta", "limit")
+#: `closed` every limit is a zero of either sign: what passes the clamps is a sign. `specials` are a NaN or an infinity
+#: for alpha or for beta. `alpha`, `beta` and `limit` are that of `distinct` alone.
+GATE_PARAMS = word("params", "none", "distinct", "edges", "closed", "specials", "alpha", "beta", "limit")
 #: Of a layer.
 PARAMS = word("params", "none", "distinct")
 #: No bias, ordinary numbers, or zeros of either sign and subnormal numbers.
@@ -251,6 +280,9 @@ _EDGE_BETAS = np.array([0x3F800000, 0, 0xBF800000, 0x80000000, 0x00400000, 0x3F8
 _EDGE_LIMITS = np.array(
     [0x40E00000, 0x00000003, 0x40DFFFFF, 0x40E00001, 0x007FFFFF, 0x40AFFFFF, 0x40B00001], np.uint32
 ).view(np.float32)
+#: Alphas and betas of `specials`: each is a special where the other one is ordinary.
+_SPECIAL_ALPHAS = np.array([np.nan, 1.702, np.inf, 1.702, -np.inf, *[1.702] * 5], np.float32)
+_SPECIAL_BETAS = np.array([1, np.nan, 1, np.inf, 1, -np.inf, *[1] * 4], np.float32)
 #: Limits of `closed`; seven, a number that is coprime to those of alphas and betas.
 _ZERO_LIMITS = np.array([0.0, -0.0, 0.0, 0.0, -0.0, -0.0, 0.0], np.float32)
 
@@ -309,6 +341,9 @@ def _parameters(case: Case) -> dict[str, NDArray[Any] | None]:
         if case.params == "closed":
             limits = _ZERO_LIMITS[experts % _ZERO_LIMITS.size]
         return {"alpha": alphas, "beta": _EDGE_BETAS[experts % _EDGE_BETAS.size], "limit": limits}
+    if case.params == "specials":
+        each = experts % _SPECIAL_ALPHAS.size
+        return {"alpha": _SPECIAL_ALPHAS[each], "beta": _SPECIAL_BETAS[each], "limit": None}
     distinct = {
         "alpha": (1.702 - experts / 8 % 1.5).astype(np.float32),
         "beta": (1 + experts / 4).astype(np.float32),
@@ -468,6 +503,12 @@ def _default() -> Iterator[Case]:
     for variant, bias in product(VARIANT.words, ("none", "tiny")):
         yield _case("zeros", 9, 416, 3, variant=variant, bias=bias, edge="exact" if bias == "tiny" else "flashinfer")
         yield _case("tiny", 9, 416, 3, variant=variant, bias="tiny", layout="8x4" if bias == "tiny" else "128x4")
+    # The fast way to a sigmoid is chosen for several results at once, and its last gate is 64.
+    for variant, (mode, edge) in product(VARIANT.words, COMPILED_POLICIES):
+        yield _case(LONELY, 9, 416, 3, variant=variant, mode=mode, edge=edge, poison=0x7F)
+    for mode, layout in (("rceil", "128x4"), ("floor", "8x4")):
+        policy = {"mode": mode, "layout": layout}
+        yield _case("specials", 20, 160, 10, params="specials", routing="all-one-token", ranks=2, **policy)
     for m in (127, 128, 129):  # a scale atom of one expert's rows, and a row less and more
         yield _case("fingerprint", m, 128, 3, routing="same-experts", poison=0x7F)
     for k in (480, 512, 544):  # a warp's columns, and a block less and more

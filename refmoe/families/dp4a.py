@@ -22,6 +22,7 @@ from refmoe.families.choices import RANKS, ROUTINGS, TWICE, check_choices, exper
 from refmoe.families.extents import ELEMENT_BYTES
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs, needs_k
 from refmoe.families.far import EXPERTS_BEFORE, Layout, check_before, far_device, lacks_memory
+from refmoe.families.gemm.epilogue import special_bias
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
 from refmoe.families.wrong import ARRAY, BYTE, WRONG, Arguments, Change, called, huge, wrong_calls
@@ -201,6 +202,16 @@ def _specials(draw: Draw, size: Size) -> Operands:
     return Operands(_any_codes(draw, size), d, weights, np.where(chosen, special, scales).astype(np.uint8))
 
 
+def _zero_specials(draw: Draw, size: Size) -> Operands:
+    """As `specials`, but what meets a special has zeros for codes or for weights: zero times a NaN is no zero."""
+    data = _specials(draw, size)
+    codes = data.codes.reshape(size.rows, size.blocks, _BLOCK).copy()
+    weights = data.weights.reshape(size.experts, size.n, size.blocks, _BLOCK // 2).copy()
+    codes[(data.d & 0x7C00) == 0x7C00] = 0
+    weights[data.scales >= 0xFE] &= 0x88  # zeros of either sign
+    return Operands(codes.reshape(size.rows, -1), data.d, weights.reshape(size.experts, size.n, -1), data.scales)
+
+
 def _fill(
     name: str, catches: str, make: Callable[[Draw, Size], Operands], limits: Limits | None = None, least_k: int = _BLOCK
 ) -> Fill:
@@ -229,11 +240,13 @@ _FILLS: Mapping[str, Fill] = MappingProxyType(
                   Limits(nans=0.9, reason="three of four sums round to Inf, or more by alpha"), least_k=2 * _BLOCK),
             _fill("specials", "NaN, Inf and zeros of activations lost", _specials,
                   Limits(zeros=0.3, nans=0.9, reason="NaN and Inf are what it is made of")),
+            _fill("zero-specials", "a block that is skipped since its codes or its weights are zeros", _zero_specials,
+                  Limits(zeros=0.3, nans=0.9, reason="NaN and Inf are what it is made of")),
         )
     }
 )  # fmt: skip
 
-_PLAIN = tuple(name for name in _FILLS if name not in ("zero-rows", "overflow"))
+_PLAIN = tuple(name for name in _FILLS if name not in ("zero-rows", "overflow", "zero-specials"))
 
 # --- words for outputs ----------------------------------------------------------------------------------------------
 
@@ -304,8 +317,9 @@ def _inputs(case: Case) -> Inputs:
         alpha = bits.astype(np.uint32).view(np.float32)
     if case.bias == "tiny":
         bias = _TINY_BIAS[Draw("dp4a-tiny-bias", case.seed).integers(_TINY_BIAS.size, (shape.e, shape.n))]
-    elif case.bias == "distinct":
+    elif case.bias in ("distinct", "specials"):
         bias = (Draw("dp4a-bias", case.seed).normal((shape.e, shape.n)) * 64).astype(ml_dtypes.bfloat16)
+        bias = special_bias(Draw("special-bias", case.seed), bias) if case.bias == "specials" else bias
     return {
         "codes": data.codes,
         "d": d.view(np.float16),
@@ -435,6 +449,9 @@ def _default() -> Iterator[Case]:
             yield _case(fill, 7 - number, 96, 9, 7, 3, dtype=dtype, alpha="edges", bias=bias, inputs="choice")
     for dtype in ("f32", "bf16"):
         yield _case("overflow", 8, 96, 9, 3, 1, dtype=dtype)
+        for m in (4, 8):  # an entry each
+            yield _case("zero-specials", m, 416, 9, 3, 1, dtype=dtype)
+            yield _case("specials", m, 96, 9, 3, 1, dtype=dtype, bias="specials")
     # More choices than the 32 of which a warp asks at once which expert they name: two windows of them, and as many as
     # there may be, whose experts have choices in all windows.
     yield _case("fingerprint", 8, 64, 8, 40, 8, bias="distinct", map="permuted")
@@ -540,7 +557,7 @@ DP4A_GEMV = Family(
     fills=_FILLS,
     options=(
         *(word("inputs", "token", "choice"), word("map", "none", "permuted", "dropped")),
-        *(word("alpha", "none", "distinct", "edges"), word("bias", "none", "distinct", "tiny")),
+        *(word("alpha", "none", "distinct", "edges"), word("bias", "none", "distinct", "tiny", "specials")),
         *(word("routing", *ROUTINGS, TWICE), *RANKS, EXPERTS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,

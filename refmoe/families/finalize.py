@@ -19,6 +19,7 @@ from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, exper
 from refmoe.families.extents import sum_extents
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
+from refmoe.families.gemm.epilogue import special_bias
 from refmoe.families.quantize import LOOPING_ROWS
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
@@ -163,8 +164,9 @@ SUM_FILLS = Fill.by_name(
 EDGE_SUMS = ("zeros", "overflow", "subnormal")
 PLAIN_SUMS = tuple(name for name in SUM_FILLS if name not in EDGE_SUMS)
 
-#: No bias; ordinary numbers; zeros of either sign and subnormal numbers.
-SUM_BIAS = word("bias", "none", "distinct", "tiny")
+#: No bias; ordinary numbers; zeros of either sign and subnormal numbers; a NaN, an infinity or the largest number for
+#: one in four of the ordinary ones.
+SUM_BIAS = word("bias", "none", "distinct", "tiny", "specials")
 
 #: BF16 patterns: zeros, the least and the largest subnormal numbers and the least normal one, of either sign.
 _TINY_BIAS = np.array([0, 0x8000, 1, 0x8001, 0x7F, 0x807F, 0x80, 0x8080], np.uint16).view(_BF16)
@@ -173,8 +175,9 @@ _TINY_BIAS = np.array([0, 0x8000, 1, 0x8001, 0x7F, 0x807F, 0x80, 0x8080], np.uin
 def expert_bias(case: Case) -> NDArray[Any] | None:
     """BF16 [experts, k] as the option `bias` says, or None."""
     shape = (case.shape.e, case.shape.k)
-    if case.bias == "distinct":
-        return np.asarray(Draw("down-bias", case.seed).normal(shape).astype(_BF16))
+    if case.bias in ("distinct", "specials"):
+        ordinary = np.asarray(Draw("down-bias", case.seed).normal(shape).astype(_BF16))
+        return special_bias(Draw("special-bias", case.seed), ordinary) if case.bias == "specials" else ordinary
     if case.bias == "tiny":
         return np.asarray(_TINY_BIAS[Draw("tiny-bias", case.seed).integers(_TINY_BIAS.size, shape)])
     return None
@@ -348,6 +351,8 @@ def _default() -> Iterator[Case]:
     for k in (224, 256, 288, 4064, 4096, 4128):  # a warp's slice and sixteen of them, and a block less and more
         yield _case("gaussian", 2, k, 12, 3, bias="distinct")
     # More tokens than the resident warps of a slice, which then walk on: one slice, twelve of them, two in each entry.
+    for dtype, out in product(VALUE_DTYPES, VALUE_DTYPES):  # a bias that is a NaN or an infinity
+        yield _case("specials", 9, 160, 8, 3, dtype=dtype, out=out, bias="specials")
     yield _case("gaussian", LOOPING_ROWS, 32, 8, 2, bias="distinct")
     yield _case("gaussian", 460, 2880, 8, 2, bias="distinct")
     for dtype, out in product(_DTYPES, _DTYPES):

@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from refmoe import ptx
+from refmoe.ptx import isa
 from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.documents import Count, Kind, Model, PresentHash, Sha256
 
 #: Instructions that differ and are named; the others are counted.
 _NAMED = 5
+#: Instructions of a run: the executor knows between so many and so many that a GPU of today takes.
+INSTRUCTIONS = range(2_000, 10_000)
+#: Lanes of an instruction, at least; those of the tables have 32,768.
+LANES = 256
+#: Instructions that no table computes, by their first word: they touch memory or other lanes.
+_WITHOUT_TABLE = ("atom", "red", "shfl", "vote", "match", "redux", "wgmma")
 
 
 # What products of warpgroups compute, but for the accumulation models.
@@ -70,6 +77,12 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRe
         yield GateRefusal("conformance.differs", text)
     if not document["opcodes"]:
         yield GateRefusal("conformance.rows", "it holds no instruction, so it proves nothing")
+    elif document["opcodes"] not in INSTRUCTIONS:
+        text = f"says that {document['opcodes']:,} instructions ran; needed {INSTRUCTIONS.start:,} and more"
+        yield GateRefusal("conformance.rows", f"{text}, below {INSTRUCTIONS.stop:,}")
+    there = [*(row["opcode"] for row in rows), *document["refused_by_ptxas"]]
+    unknown = ((f"the instruction {name}", "is none that the executor knows") for name in there if not _known(name))
+    yield from first_and_count("conformance.rows", unknown)
     yield from _totals(document)
     for opcode, count in Counter(row["opcode"] for row in rows).items():
         if count > 1:
@@ -80,6 +93,18 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRe
         if count > 1:
             yield GateRefusal("conformance.rows", f"the instruction {opcode} was refused {count} times")
     yield from first_and_count("conformance.counts", ((row["opcode"], wrong) for row in rows for wrong in _counts(row)))
+
+
+def _known(opcode: str) -> bool:
+    """Whether the executor knows an instruction; a constant operand may follow its name."""
+    name = opcode.partition(" ")[0]
+    if name.partition(".")[0] in _WITHOUT_TABLE:
+        return True
+    try:
+        isa.resolve(name)
+    except isa.NoSuchInstruction:
+        return False
+    return True
 
 
 def _totals(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
@@ -96,8 +121,10 @@ def _totals(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
     if document["opcodes"] < len(rows):
         text = f"says {document['opcodes']:,} instructions, and has {len(rows):,} rows"
         yield GateRefusal("conformance.counts", text)
-    if document["lanes"] < lanes + document["opcodes"] - len(rows):
-        text = f"says {document['lanes']:,} lanes, and its rows alone have {lanes:,}"
+    if document["lanes"] < lanes + (document["opcodes"] - len(rows)) * LANES:
+        text = (
+            f"says {document['lanes']:,} lanes, and its rows alone have {lanes:,}; needed {LANES:,} of each other one"
+        )
         yield GateRefusal("conformance.counts", text)
 
 
@@ -110,6 +137,8 @@ def _counts(row: Mapping[str, Any]) -> Iterator[str]:
         yield "a row in which no lane is open and none differs"
     if row["examples"] and not row["open_differing"] and not row["differing"]:
         yield "examples of lanes that differ, where none does"
+    if not row["examples"] and (row["open_differing"] or row["differing"]):
+        yield "lanes that differ, and no example of one"
 
 
 CONFORMANCE = Kind(

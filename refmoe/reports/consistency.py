@@ -6,9 +6,9 @@ well: the summary, the bytes compared, the case list of the level, the words on 
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Protocol
 
 from refmoe.chips import CHIPS, KERNEL_ARCHS
+from refmoe.cuda.toolchain import CSRC, with_includes
 from refmoe.errors import ArgumentError
+from refmoe.families import FAMILIES
 from refmoe.families.family import Case
 from refmoe.museum import exhibits
 from refmoe.reference.mma import MODELS
@@ -92,6 +94,8 @@ def _report(report: Report, records: Sequence[Record]) -> Iterator[GateRefusal]:
         yield GateRefusal("parity.summary", text)
     yield from _environment(report)
     yield from _evidence(report)
+    if not report.seconds and any(case.verdict.ran for case in report.cases):
+        yield GateRefusal("parity.seconds", f"{len(report.cases):,} cases in a run of no time")
     longest = max(report.cases, key=lambda case: case.seconds, default=None)
     if longest is not None and longest.seconds > report.seconds + _CLOCK:
         text = f"case {longest.id} took {longest.seconds:g} s of a run of {report.seconds:g} s"
@@ -113,6 +117,8 @@ def _environment(report: Report) -> Iterator[GateRefusal]:
     if on_gpu and (machine.driver is None or machine.torch is None):
         text = f"{len(on_gpu):,} cases ran on a GPU, and the environment names no driver or no torch"
         yield GateRefusal("parity.environment", text)
+    if machine.gpu is not None and not any(case.device == "cuda" for case in report.cases):
+        yield GateRefusal("parity.environment", f"its environment names {machine.gpu}, and no case of it is of a GPU")
     # An exhibit that CuTe DSL's own compiler made names that one; no other kernel may.
     compilers = {
         case.compiler
@@ -146,27 +152,46 @@ def _evidence(report: Report) -> Iterator[GateRefusal]:
         yield GateRefusal("parity.evidence", f"its words on schedules are not those of {fewest} schedules")
 
 
+#: What a run writes of what it was asked for: see `refmoe.cli.prove`.
+_PARITY = (
+    r"refmoe parity --device (?P<device>\S+)( --arch=(?P<arch>\S+))?"
+    r"( --level (?P<level>\S+)( --suite=\S+)*| --case \.\.\.)( --mutants)?( --share \S+)?"
+    r"( --schedules (?P<schedules>\S+))?"
+)
+_REPRO = r"refmoe repro '[^']+'( --schedules \S+)?"
+
+
 def _level(report: Report, catalog: Catalog) -> Iterator[GateRefusal]:
     """Whether a report of a level holds the cases that the level has now, and no others."""
     ids = {case.id for case in report.cases if case.kernel is None}
     if not ids:
         return
-    words = _words(report.command)
-    if words[:2] == ["refmoe", "repro"] or (words[:2] == ["refmoe", "parity"] and "--case" in words):
+    asked_for = re.fullmatch(_PARITY, report.command)
+    if asked_for is None:
+        if re.fullmatch(_REPRO, report.command) is None:
+            found = f"made by {report.command!r}, which is not how a run of refmoe's kernels says what it was asked for"
+            yield GateRefusal("parity.command", f"{found}; needed `refmoe parity --device ...`")
         return
-    option = {name: value for name, value in zip(words, [*words[1:], ""], strict=True) if name.startswith("--")}
-    if words[:2] != ["refmoe", "parity"] or not {"--level", "--device"} <= option.keys():
-        found = f"made by {report.command!r}, which runs no cases of refmoe's kernels"
-        yield GateRefusal("parity.command", f"{found}; needed `refmoe parity`")
+    device, arch, level = (asked_for[name] for name in ("device", "arch", "level"))
+    schedules = asked_for["schedules"]
+    own = [case for case in report.cases if case.kernel is None]
+    for what, asked, stray in (
+        ("device", device, [case for case in own if case.verdict.ran and case.device != device]),
+        ("arch", arch, [case for case in own if arch and case.verdict.ran and case.arch != arch]),
+        ("schedules", "one", [case for case in own if case.schedules > 1 and not schedules]),
+    ):
+        if stray:
+            found = f"its case {stray[0].id} has {what} {getattr(stray[0], what)}"
+            yield GateRefusal("parity.command", f"made by {report.command!r}, which asks for {asked}, and {found}")
+    if level is None:
         return
-    suites = [word.partition("=")[2] for word in words if word.startswith("--suite=")]
-    arch = next((word.partition("=")[2] for word in words if word.startswith("--arch=")), None)
+    suites = re.findall(r"--suite=(\S+)", report.command)
     try:
-        listed = {str(case) for case in catalog.list_cases(option["--level"], suites, option["--device"], arch)}
+        listed = {str(case) for case in catalog.list_cases(level, suites, device, arch)}
     except ArgumentError as error:
         yield GateRefusal("parity.command", f"made by {report.command!r}, which cannot be: {error}")
         return
-    if option["--device"] != "ptx":
+    if device != "ptx":
         # Cases come and go while no GPU is at hand. What its report may not lose, the baseline says.
         return
     for these, said in ((listed - ids, "lacks"), (ids - listed, "holds beyond that")):
@@ -174,13 +199,6 @@ def _level(report: Report, catalog: Catalog) -> Iterator[GateRefusal]:
             more = f" and {len(these) - 1:,} more" if len(these) > 1 else ""
             text = f"it was made by `{report.command}`, and {said} the case {min(these)}{more}; run it again"
             yield GateRefusal("parity.level", text)
-
-
-def _words(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError:
-        return command.split()
 
 
 def _one_model(records: Sequence[Record]) -> Iterator[GateRefusal]:
@@ -343,6 +361,8 @@ def _evidence_word(record: Record, report: Report) -> Iterator[str]:
     wanted = "bit-exact" if of.compared else "none"
     if of.evidence != wanted:
         yield f"evidence {of.evidence!r} of {of.compared:,} bytes compared; needed {wanted!r}"
+    if of.made_of is not None and of.family not in exhibits() and of.kernel is None:
+        yield f"a kernel of refmoe's own, and it says that it is made of {of.made_of}"
     if of.made_of is None and of.family in exhibits() and of.verdict is Verdict.PASS:
         yield "a kernel that is not refmoe's, and it does not say what it is made of"
 
@@ -353,6 +373,8 @@ DSL = "nvidia-cutlass-dsl"
 
 def _launches(record: Record, report: Report) -> Iterator[str]:
     of = record.of
+    if of.device != "ptx" and of.warnings:
+        yield f"{len(of.warnings):,} warnings of the executor on {of.device}"
     if of.device != "ptx" and of.lane_instructions:
         yield f"{of.lane_instructions:,} lane instructions counted on {of.device}, where nobody counts them"
     if of.kernel is not None or of.verdict is not Verdict.PASS or record.case is None or not record.case.shape.m:
@@ -361,6 +383,15 @@ def _launches(record: Record, report: Report) -> Iterator[str]:
         yield "PASS without a launch"
     if of.device == "ptx" and not of.lane_instructions:
         yield "PASS on the executor without an instruction"
+    if of.family not in FAMILIES:
+        return
+    for launch in of.launches:
+        said = re.fullmatch(r"(\w+) (\d+) x (\d+)", launch)
+        if said is None or not said[1].startswith(entry_names(of.family)):
+            yield f"the launch {launch!r}, which is none of a kernel of {of.family}"
+        elif of.device == "ptx" and 0 < of.lane_instructions < int(said[3]):
+            # Of a sample of a large problem only some CTAs run, and in each every thread.
+            yield f"{of.lane_instructions:,} lane instructions, and a CTA of {launch!r} alone has {said[3]} threads"
 
 
 def _hash(record: Record, report: Report) -> Iterator[str]:
@@ -387,6 +418,18 @@ def _model(record: Record, report: Report) -> Iterator[str]:
     if of.model_evidence is not None and of.model_evidence not in known:
         needed = " or ".join(sorted(known))
         yield f"the model {of.model} is said to be {of.model_evidence}, and it is {needed}"
+
+
+@functools.cache
+def entry_names(family: str) -> tuple[str, ...]:
+    """How the names of the entries begin that a family's cases launch: its sources stamp them out by macros.
+
+    Args:
+        family: one of refmoe's own.
+    """
+    files = {file for source in FAMILIES[family].sources for file in with_includes(CSRC / f"{source}.cu")}
+    names = (re.findall(r"\brefmoe_[a-z]\w+?(?=\W|##|_?$)", file.read_text(encoding="utf-8")) for file in files)
+    return tuple(sorted({name for found in names for name in found}))
 
 
 def _schedules(record: Record, report: Report) -> Iterator[str]:

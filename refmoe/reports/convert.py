@@ -15,7 +15,7 @@ import numpy as np
 from refmoe.policies.convert import LEAST, MODES, Conversion, ModeFigures, PowerOfTwoLoss
 from refmoe.policies.convert_inputs import Source
 from refmoe.reports.checks import GateRefusal, first_and_count
-from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256, digest_of
+from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256, digest_of, is_sha256
 from refmoe.reports.environment import Environment, current_environment
 from refmoe.verify.source import python_sha256
 
@@ -215,6 +215,20 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRe
     if document["source_sha256"] != source_sha256():
         text = f"the Python sources that decide its figures changed since they were computed; {CONVERT.again}"
         yield GateRefusal("stale.figures", text)
+    if not document["command"].startswith("refmoe policy convert") or not document["seconds"]:
+        text = f"made by {document['command']!r} in {document['seconds']:g} s; needed refmoe policy convert, and a time"
+        yield GateRefusal("convert.tensors", text)
+    counts = {each["pairs"] for each in document["power_of_two"]}
+    if len(counts) > 1:
+        yield GateRefusal(
+            "convert.counts", f"power-of-two scales of {sorted(counts)} pairs; each mode has the same ones"
+        )
+    for tensor in document["tensors"]:
+        if not is_sha256(tensor["data_sha256"]) or not tensor["origin"].strip():
+            text = (
+                f"{_where(tensor)}: of the origin {tensor['origin']!r}, with the hash {tensor['data_sha256'][:16]}..."
+            )
+            yield GateRefusal("convert.tensors", text)
     yield from _modes(document)
     for tensor in document["tensors"]:
         yield from first_and_count("convert.counts", ((_where(tensor), wrong) for wrong in _counts(tensor)))

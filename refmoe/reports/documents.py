@@ -48,6 +48,12 @@ EDITED = "edited after it was made: its content does not have the digest that it
 #: Gives the present source hash of a kernel family; ArgumentError or OSError if the family is gone.
 PresentHash = Callable[[str], str]
 
+#: No document is older.
+_FIRST = datetime.datetime(2025, 1, 1, tzinfo=datetime.timezone.utc)
+
+#: Forms of one chip, as the table of products has them.
+_FORMS = frozenset(("SXM", "PCIe", "NVL"))
+
 #: What the clocks of two machines may differ by.
 _CLOCKS = datetime.timedelta(days=1)
 
@@ -155,6 +161,8 @@ def time_refusals(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
         return
     if made.tzinfo is None:
         yield GateRefusal("document.time", f"made at {created!r}, without a time zone; needed ISO 8601 with one")
+    elif made < _FIRST:
+        yield GateRefusal("document.time", f"made at {created}, before there was any report")
     elif made > datetime.datetime.now(datetime.timezone.utc) + _CLOCKS:
         yield GateRefusal("document.time", f"made at {created}, which has not come yet")
 
@@ -175,13 +183,18 @@ def gpu_refusals(gpu: object, arch: object) -> Iterator[GateRefusal]:
     if not isinstance(gpu, str) or not gpu.strip():
         yield GateRefusal("document.chip", f"ran on a GPU, and names {gpu!r}; needed the GPU's name")
         return
+    if arch not in {chip.arch for chip in CHIPS.values()}:
+        yield GateRefusal(
+            "document.chip", f"ran on {gpu} and says {arch!r}, which is the arch of no chip that is known"
+        )
     for chip in CHIPS.values():
         if chip.arch != arch and any(_sold_as(gpu, product.name) for product in chip.products):
             yield GateRefusal("document.chip", f"ran on {gpu}, which is {chip.arch}, and says {arch}")
 
 
 def _sold_as(gpu: str, product: str) -> bool:
-    return set(product.split()) <= set(gpu.removeprefix("NVIDIA ").split())
+    # A driver does not name the form that a chip is sold in: "H100 80GB HBM3" is an H100 SXM.
+    return set(product.split()) - _FORMS <= set(gpu.removeprefix("NVIDIA ").split())
 
 
 def digest_of(document: Mapping[str, Any]) -> str:

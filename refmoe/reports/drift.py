@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from refmoe.chips import CHIPS
+from refmoe.reference.mma import MODELS
 from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256
 from refmoe.reports.environment import Environment
@@ -128,10 +130,33 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRe
     if document["source_sha256"] != source_sha256():
         text = f"the Python sources that decide its figures changed since they were computed; {DRIFT.again}"
         yield GateRefusal("stale.figures", text)
+    if not document["command"].startswith("refmoe drift") or not document["seconds"]:
+        text = f"made by {document['command']!r} in {document['seconds']:g} s; needed refmoe drift, and a time"
+        yield GateRefusal("drift.runs", text)
+    yield from first_and_count(
+        "drift.runs", ((path["name"], wrong) for path in document["paths"] for wrong in _rests(path))
+    )
     yield from _runs(document)
     for run in document["runs"]:
         yield from first_and_count("drift.counts", _counts(run))
     yield from _dependent(document)
+
+
+#: What stands for a model where sums are exact integers.
+_EXACT = "exact", "definition"
+
+
+def _rests(path: Mapping[str, Any]) -> Iterator[str]:
+    """A model, an evidence or an arch that a path cannot rest on."""
+    if path["arch"] not in {chip.arch for chip in CHIPS.values()}:
+        yield f"is of {path['arch']!r}, which is the arch of no chip that is known"
+    model, evidence = path["model"], path["evidence"]
+    if (model, evidence) == _EXACT:
+        return
+    known = {pair.evidence.value for pair in MODELS[model].pairs.values()} if model in MODELS else set()
+    if evidence not in known:
+        needed = " or ".join(sorted(known)) or "a model that there is"
+        yield f"rests on the model {model}, {evidence}; needed {needed}"
 
 
 def _pair(one: Mapping[str, Any]) -> str:

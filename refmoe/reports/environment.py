@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from refmoe.version import __version__
+
+#: A word that says something.
+Word = Annotated[str, Field(pattern=r"\S")]
 
 
 class Environment(BaseModel):
@@ -16,16 +20,16 @@ class Environment(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    refmoe: str
-    python: str
-    numpy: str
-    ml_dtypes: str
-    nvcc: str | None
-    torch: str | None
-    gpu: str | None
-    driver: str | None
-    platform: str
-    processors: int
+    refmoe: Word
+    python: Word
+    numpy: Word
+    ml_dtypes: Word
+    nvcc: Word | None
+    torch: Word | None
+    gpu: Word | None
+    driver: Word | None
+    platform: Word
+    processors: Annotated[int, Field(ge=1)]
 
 
 def current_environment(*, gpu: bool) -> Environment:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from refmoe.reports.documents import Kind, PresentHash
+from refmoe.chips import KERNEL_ARCHS
+from refmoe.families import FAMILIES
+from refmoe.policy import EdgePolicy, ScaleMode
+from refmoe.reports.consistency import entry_names
+from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256
+from refmoe.reports.environment import Environment
 from refmoe.verify.source import python_text
 
 SCHEMA_VERSION = "1"
@@ -27,6 +33,57 @@ _LAST = 0x7FFF
 #: Edges under which blocks with a NaN, or with an infinity, are not defined.
 _WITHOUT_NAN = ("deepgemm",)
 _WITHOUT_INFINITY = ("deepgemm", "transformer_engine", "llama_cpp_cuda")
+
+
+class RowRecord(Model):
+    """What was swept of one kernel or reference, under one policy."""
+
+    subject: str
+    dtype: Literal["bf16", "fp16"]
+    mode: str
+    edge: str
+    entry: str | None
+    pieces: Count
+    pairs: Count
+    blocks: Count
+    bytes: Count
+    differing: int
+    first: dict[str, Any] | None
+
+
+class ProofRecord(Model):
+    """What was found of one entry, see `refmoe.exhaustive.blockwise.Proof`."""
+
+    entry: str
+    launches: list[str]
+    instructions: Count
+    predicates: Count
+    forced: Count
+    bytes: Count
+    shapes: dict[str, Count]
+    maximum: str | None
+    refusals: list[str]
+
+
+class ExhaustiveDocument(Model):
+    """The keys of a document."""
+
+    kind: Literal["exhaustive"]
+    schema_version: Literal["1"]
+    created: str
+    command: str
+    environment: Environment
+    seconds: Seconds
+    device: Literal["ptx", "cuda"]
+    arch: Literal[KERNEL_ARCHS]  # type: ignore[valid-type]
+    source_sha256: dict[str, Sha256]
+    swept_sha256: Sha256
+    proof_sha256: Sha256
+    rows: list[RowRecord]
+    proofs: list[ProofRecord]
+    summary: dict[str, int]
+    passed: bool
+    digest: Sha256
 
 
 def _sha256(patterns: tuple[str, ...]) -> str:
@@ -93,9 +150,56 @@ def contradictions(document: Mapping[str, Any]) -> list[str]:
             found.append(f"the entry {proof['entry']} is proven, and no row is of it")
         if not proof["refusals"] and not (proof["bytes"] > 0 and proof["launches"] and proof["maximum"]):
             found.append(f"the entry {proof['entry']} is proven over no byte, no launch or no amax")
+    found += _unknown(document)
     if document["summary"] != summary(rows, proofs):
         found.append("its summary is not the sum of its rows")
     return found
+
+
+#: Subjects of the sweep: `refmoe.exhaustive.pieces.SUBJECTS`.
+SUBJECTS = frozenset(
+    (
+        *("mxfp8_quantize.linear", "mxfp8_quantize.128x4", "mxfp8_quantize.8x4", "expand.128x4", "expand.8x4"),
+        *("reference.mxfp8", "reference.mxfp4"),
+    )
+)
+#: What makes the amax of a block.
+_MAXIMA = re.compile(r"max\.[\w.]+")
+
+
+def _unknown(document: Mapping[str, Any]) -> Iterator[str]:
+    """Words and figures that no sweep has."""
+    if not document["command"].startswith("refmoe parity"):
+        yield f"it was made by {document['command']!r}; needed refmoe parity"
+    if not document["seconds"]:
+        yield "it was swept in no time"
+    if (document["device"] == "cuda") != (document["environment"]["gpu"] is not None):
+        yield f"it was swept on {document['device']}, and its environment names {document['environment']['gpu']}"
+    for row in document["rows"]:
+        name, (family, _, layout) = row_name(row), row["subject"].partition(".")
+        if row["subject"] not in SUBJECTS:
+            yield f"{name} is of no subject; needed one of {', '.join(sorted(SUBJECTS))}"
+        modes, edges = [each.value for each in ScaleMode], [each.value for each in EdgePolicy]
+        if row["mode"] not in modes or row["edge"] not in edges:
+            yield f"{name} is of no policy"
+        if row["entry"] is not None and family in FAMILIES:
+            wanted = f"{row['dtype']}_{row['mode']}_{row['edge']}_{layout}"
+            if not any(row["entry"] == f"{start}{wanted}" for start in entry_names(family)):
+                yield f"{name} is of the entry {row['entry']}; needed that of {wanted}"
+        if row["blocks"] > 2 * row["pairs"]:
+            yield f"{name} has {row['blocks']:,} blocks, more than its {row['pairs']:,} pairs need"
+        if row["pieces"] > row["blocks"]:
+            yield f"{name} has {row['pieces']:,} pieces of {row['blocks']:,} blocks"
+    for proof in document["proofs"]:
+        if proof["refusals"]:
+            continue
+        if not proof["instructions"] or not proof["shapes"]:
+            yield f"the entry {proof['entry']} is proven with no instruction, or no output"
+        if proof["forced"] > proof["predicates"] or proof["predicates"] > proof["instructions"]:
+            counts = f"{proof['forced']:,} of {proof['predicates']:,} of {proof['instructions']:,}"
+            yield f"the entry {proof['entry']} has {counts} instructions forced"
+        if proof["maximum"] and not _MAXIMA.fullmatch(proof["maximum"]):
+            yield f"the entry {proof['entry']} makes its amax by {proof['maximum']!r}"
 
 
 def _contradictions_of(row: Mapping[str, Any], by_entry: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -156,12 +260,7 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> list[str]:
 EXHAUSTIVE = Kind(
     "exhaustive",
     again="run `refmoe parity --level exhaustive` again",
-    keys=frozenset(
-        (
-            *("source_sha256", "swept_sha256", "proof_sha256", "device", "arch", "rows", "proofs", "summary", "passed"),
-            *("command", "environment", "created", "seconds"),
-        )
-    ),
     judge=_judge,
+    model=ExhaustiveDocument,
     version=SCHEMA_VERSION,
 )

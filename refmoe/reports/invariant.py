@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,27 @@ DEPENDS: Mapping[str, str] = MappingProxyType(
 #: Sizes that every subject is tried at, and neighbours that a way other than the usual one is tried among.
 LEAST_SIZES = frozenset({1, 2, 7})
 FEW = ("random", "special", "crowd")
+
+#: By level the sizes of `refmoe.batching`, of which a subject has those up to its most tokens.
+SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType({"default": (1, 2, 7, 8, 9, 64), "quick": (1, 2, 7, 9)})
+#: Subjects that take fewer tokens than the largest size: products for decode.
+FEWER = MappingProxyType(
+    dict.fromkeys(("kernel/dp4a_gemv", "kernel/integer_moe-dp4a", "kernel/integer_moe-llama_cpp"), 8)
+)
+#: The words of `refmoe.batching` for neighbours and for the token that is compared.
+NEIGHBOURS = ("random", "zeros", "special", "huge", "tiny", "wide", "mirrored", "crowd", "copies", "none")
+PROBES = ("random", "mirrored", "wide", "special", "tiny")
+#: By level the neighbours that every subject has.
+_ALWAYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"default": ("random", "zeros", "wide", "mirrored", "crowd", "copies"), "quick": ("random", "crowd")}
+)
+#: Where a subject ran, by the first part of its name.
+RESTS_ON = MappingProxyType(
+    {
+        "layer": "on the reference, to the last bit; the chip adds as its accumulation model says",
+        "kernel": "on the executor, for sm_120a: ptxas and the chip are assumed to follow the PTX manual",
+    }
+)
 
 
 class DifferenceRecord(Model):
@@ -132,9 +154,15 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRe
     yield from _stale(document, present)
     yield from _paths(document)
     certificates = document["certificates"]
+    if not document["seconds"]:
+        yield GateRefusal("invariant.counts", f"{document['cases']:,} cases in no time")
     if sum(each["cases"] for each in certificates) != document["cases"]:
         text = f"says {document['cases']:,} cases, and its certificates have {sum(e['cases'] for e in certificates):,}"
         yield GateRefusal("invariant.counts", text)
+    yield from first_and_count(
+        "invariant.paths", ((e["subject"], text) for e in certificates for text in _made_of(e, document["level"]))
+    )
+    yield from _command(document)
     for check, find in (
         ("invariant.counts", _counts),
         ("invariant.verdict", _verdict),
@@ -176,6 +204,37 @@ def _paths(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
         excused = family.invariance and family.invariance not in FAMILIES
         if not excused and not {name, family.invariance} & tried:
             yield GateRefusal("invariant.paths", f"no kernel of {name} is there; {INVARIANT.again}")
+
+
+def _made_of(each: Mapping[str, Any], level: str) -> Iterator[str]:
+    """What a certificate is made of, against its subject and the level."""
+    room, _, name = each["subject"].partition("/")
+    source = LAYER if room == "layer" else name.partition("-")[0]
+    if each["source"] != source:
+        yield f"says that {each['source']} decides it, and it is {source}"
+    if each["rests_on"] != RESTS_ON.get(room):
+        yield f"rests {each['rests_on']!r}; needed {RESTS_ON.get(room)!r}"
+    most = FEWER.get(each["subject"], SIZES[level][-1])
+    if each["sizes"] != (sizes := sorted({min(size, most) for size in SIZES[level]})):
+        yield f"batches of {each['sizes']}; the level {level} has {sizes}"
+    for key, known in (("neighbours", NEIGHBOURS), ("probes", PROBES), ("ways", each["ways"])):
+        if len(set(each[key])) < len(each[key]) or not set(each[key]) <= set(known):
+            yield f"{key} that are there twice, or that there are not: {', '.join(each[key])}"
+    if absent := [kind for kind in _ALWAYS[level] if kind not in each["neighbours"]]:
+        yield f"no neighbours {', '.join(absent)}, which every subject has at the level {level}"
+
+
+def _command(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
+    """A command that does not make such a document."""
+    words = document["command"].replace("=", " ").split()
+    said = dict(itertools.pairwise(words))
+    if words[:2] != ["refmoe", "invariant"]:
+        yield GateRefusal("invariant.paths", f"made by {document['command']!r}; needed refmoe invariant")
+    for key in ("level", "seed"):
+        if said.get(f"--{key}", str(document[key])) != str(document[key]):
+            yield GateRefusal(
+                "invariant.paths", f"of {key} {document[key]}, and its command says {document['command']!r}"
+            )
 
 
 def _counts(each: Mapping[str, Any]) -> Iterator[str]:

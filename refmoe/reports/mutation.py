@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
-from refmoe.reports.documents import Kind, PresentHash
+from refmoe.cuda.toolchain import CSRC
+from refmoe.errors import ArgumentError
+from refmoe.families import FAMILIES
+from refmoe.families.case import Fields
+from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256
+from refmoe.reports.environment import Environment, Word
 from refmoe.verify.source import file_sha256
 
 SCHEMA_VERSION = "1"
@@ -23,6 +28,64 @@ BAR = 0.98
 
 #: By what figures are counted.
 GROUPS = ("operators", "kernels")
+
+
+#: Mutants of a document, at least: of fewer a share says little.
+LEAST = 100
+
+Floor = Literal["cuda", "ptx", "host"]
+
+
+class MutantRecord(Model):
+    """What became of one mutant."""
+
+    id: Word
+    floor: Floor
+    kernel: Word
+    operator: Word
+    outcome: str
+    case: str | None
+    check: Word | None
+    cases: Count
+
+
+class SurvivorRecord(Model):
+    """A mutant that lived, and why."""
+
+    id: Word
+    cases: Count
+    verdict: str
+    reason: str
+
+
+class Sample(Model):
+    """Which mutants were tried."""
+
+    of: Count
+    tried: Count
+    seed: int
+
+
+class MutationDocument(Model):
+    """The keys of a document."""
+
+    kind: Literal["mutation"]
+    schema_version: Literal["1"]
+    created: str
+    command: str
+    environment: Environment
+    seconds: Seconds
+    level: Literal["default"]
+    source_sha256: dict[str, Sha256]
+    compiler: Word
+    sample: Sample
+    summary: dict[str, int | float | None]
+    operators: list[dict[str, Any]]
+    kernels: list[dict[str, Any]]
+    survivors: list[SurvivorRecord]
+    mutants: list[MutantRecord]
+    passed: bool
+    digest: Sha256
 
 
 def figures(mutants: Iterable[Mapping[str, Any]], reasons: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
@@ -104,6 +167,53 @@ def contradictions(document: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def _implausible(document: Mapping[str, Any]) -> list[str]:
+    """What no sweep whose sources are the present ones can have found, a sentence each."""
+    mutants, survivors = document["mutants"], document["survivors"]
+    found = [text for each in mutants for text in _foreign(each)]
+    if len(mutants) < LEAST:
+        found.append(f"it has {len(mutants):,} mutants; needed {LEAST:,}")
+    outcomes = Counter(each["outcome"] for each in mutants)
+    if outcomes["equivalent"] > outcomes["caught"] + outcomes["timed out"]:
+        found.append(f"{outcomes['equivalent']:,} mutants are equivalent, more than are caught")
+    if not document["command"].startswith("refmoe mutate"):
+        found.append(f"it was made by {document['command']!r}; needed refmoe mutate")
+    if not document["seconds"]:
+        found.append(f"{len(mutants):,} mutants were tried in no time")
+    cases = {each["id"]: each["cases"] for each in mutants}
+    for each in survivors:
+        if each["cases"] != cases.get(each["id"]):
+            found.append(f"survivor {each['id']} passed {each['cases']} cases, and its mutant {cases.get(each['id'])}")
+        if each["verdict"] == "equivalent" and len(each["reason"].split()) < _WORDS:
+            found.append(f"survivor {each['id']} is said to be proven equivalent by {each['reason']!r}")
+    return found
+
+
+#: Words of a proof that a mutant is equivalent, at least.
+_WORDS = 3
+
+
+def _foreign(each: Mapping[str, Any]) -> Iterator[str]:
+    """What of a mutant does not fit its own name, or names what there is not."""
+    parts = [each["floor"], each["kernel"], each["operator"]]
+    if not each["id"].startswith(":".join([*parts, ""])):
+        yield f"mutant {each['id']} is said to be of {', '.join(parts)}"
+    if each["case"]:
+        try:
+            fields = Fields.read(each["case"])
+            FAMILIES[fields.family].read(fields)
+        except (ArgumentError, KeyError) as error:
+            yield f"mutant {each['id']} is caught by {each['case']!r}, which is no case: {error}"
+    if each["outcome"] in ("caught", "timed out", "equivalent") and not each["check"]:
+        yield f"mutant {each['id']} is {each['outcome']} by no check"
+
+
+def _sources(stated: Mapping[str, str]) -> set[str]:
+    """Files that are mutated and of which a document has no hash."""
+    mutated = {path.relative_to(CSRC.parent).as_posix() for path in CSRC.iterdir() if path.suffix in (".cu", ".cuh")}
+    return mutated - stated.keys()
+
+
 def failures(document: Mapping[str, Any]) -> list[str]:
     """Where fewer are caught than the bar asks, a sentence each."""
     found = []
@@ -122,7 +232,9 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> list[str]:
     if stale:
         more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
         return [f"{stale[0]}{more} changed since its mutants were tried; {MUTATION.again}"]
-    if found := contradictions(document):
+    if absent := sorted(_sources(document["source_sha256"])):
+        return [f"it does not say of which {absent[0]} it is, and {len(absent) - 1} more; {MUTATION.again}"]
+    if found := [*contradictions(document), *_implausible(document)]:
         return found
     below = failures(document)
     if document["passed"] != (not below):
@@ -133,12 +245,7 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> list[str]:
 MUTATION = Kind(
     "mutation",
     again="run `refmoe mutate --sample N --report FILE` again",
-    keys=frozenset(
-        (
-            *("source_sha256", "compiler", "sample", "mutants", "survivors", "summary", "operators", "kernels"),
-            *("passed", "command", "environment", "created", "seconds"),
-        )
-    ),
     judge=_judge,
+    model=MutationDocument,
     version=SCHEMA_VERSION,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -79,6 +80,8 @@ def _listing(mutants: Sequence[MutantRecord], known: Mapping[str, Fault]) -> Ite
 def _caught(mutant: MutantRecord, report: Report) -> Iterator[str]:
     if mutant.cases < 1:
         yield f"{mutant.cases} cases ran on it"
+    if re.search(r"(?<![\d,])0 of [\d,]+ differ", mutant.finding or ""):
+        yield f"is caught by what differs nowhere: {mutant.finding}"
     parts = {"case": mutant.case, "verdict": mutant.verdict, "finding": mutant.finding, "check": mutant.check}
     absent = [name for name, value in parts.items() if not value]
     if mutant.caught and absent:

@@ -11,6 +11,7 @@ from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
 from refmoe.families.case import Fields
 from refmoe.reports.checks import GateRefusal, first_and_count
+from refmoe.reports.consistency import entry_names
 from refmoe.reports.documents import Count, Kind, Model, PresentHash, Sha256
 from refmoe.reports.environment import Environment
 
@@ -116,6 +117,8 @@ def _reruns(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
         except (ArgumentError, KeyError) as error:
             wrong.append((f"rerun of {row['kernel']}", f"{row['case']} is no case: {error}"))
             continue
+        if not row["kernel"].startswith(entry_names(case.family.name)):
+            wrong.append((f"rerun of {row['kernel']}", f"no such kernel is launched by {fields.family}"))
         if case.device != "cuda" or case.arch not in ("", document["arch"]):
             wrong.append((f"rerun of {row['kernel']}", f"{row['case']} does not run on {document['gpu']}"))
     yield from first_and_count("stress.cases", wrong)

@@ -16,9 +16,19 @@ from typer.testing import CliRunner
 import refmoe
 from refmoe.batching import Call, Certificate, Subject, certify, subjects
 from refmoe.batching.prove import calls_of, token_results
-from refmoe.batching.subject import NEIGHBOURS, PROBES, Arrays, batch_of, token_experts, token_values
+from refmoe.batching.subject import (
+    NEIGHBOURS,
+    PROBES,
+    QUICK_SIZES,
+    SIZES,
+    Arrays,
+    batch_of,
+    token_experts,
+    token_values,
+)
 from refmoe.cli import app
 from refmoe.errors import ArgumentError
+from refmoe.reports import invariant as judged
 from refmoe.reports.invariant import DEPENDS, count_cases
 
 K, EXPERTS = 96, 6
@@ -394,3 +404,12 @@ def test_the_command_and_its_document(tmp_path: Any) -> None:
 def test_only_what_is_known_to_depend_may() -> None:
     assert set(DEPENDS) <= set(subjects())
     assert {name for name, each in subjects().items() if each.depends} == set(DEPENDS)
+
+
+def test_the_gate_knows_what_a_certificate_is_made_of() -> None:
+    assert judged.SIZES == {"default": SIZES, "quick": QUICK_SIZES}
+    assert (*NEIGHBOURS, "none") == judged.NEIGHBOURS
+    assert judged.PROBES == PROBES
+    for each in subjects().values():
+        assert judged.RESTS_ON[each.name.partition("/")[0]] == each.rests_on
+        assert min(each.most, SIZES[-1]) == judged.FEWER.get(each.name, SIZES[-1])

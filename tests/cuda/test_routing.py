@@ -149,3 +149,5 @@ def test_the_word_for_a_refused_token() -> None:
     assert routing.refused_token(0) is None
     assert routing.refused_token(0xFFFFFFFF) == 0
     assert routing.refused_token(0xFFFFFFFF - 41) == 41
+    assert routing.refused_token(0xFFFFFFFF - 70_000) == 70_000
+    assert routing.refused_token(1) == 0xFFFFFFFE

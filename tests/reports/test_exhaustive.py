@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from refmoe.catalog import source_sha256
+from refmoe.exhaustive import pieces
 from refmoe.exhaustive.run import document_of
 from refmoe.reports.documents import digest_of
-from refmoe.reports.exhaustive import EXHAUSTIVE, all_pairs, failures, summary
+from refmoe.reports.exhaustive import EXHAUSTIVE, SUBJECTS, all_pairs, failures, summary
 
 PAIRS = all_pairs("bf16", "exact")
 ROW = {
@@ -101,6 +102,25 @@ def empty_proof(document: dict[str, Any]) -> None:
         (change("first", {"output": "codes"}), "first difference says otherwise"),
         (change("pieces", 0), "has no piece"),
         (change("entry", None), "is of the entry None"),
+        (change("subject", "expand.16x4"), "is of no subject"),
+        (change("mode", "best"), "is of no policy"),
+        (change("edge", "soft"), "is of no policy"),
+        (change("dtype", "f64"), "dtype: Input should be 'bf16' or 'fp16'"),
+        (change("entry", "refmoe_expand_fp16_rceil_exact_8x4"), "needed that of bf16_rceil_exact_8x4"),
+        (change("blocks", 10**30), "more than its"),
+        (change("pieces", 10**12), "pieces of"),
+        (change("pieces", 1.5), "pieces: Input should be a valid integer"),
+        (change("differing", False), "differing: Input should be a valid integer"),
+        (lambda document: document["proofs"][0].update(instructions=0), "no instruction, or no output"),
+        (lambda document: document["proofs"][0].update(shapes={}), "no instruction, or no output"),
+        (lambda document: document["proofs"][0].update(forced=10**9), "instructions forced"),
+        (lambda document: document["proofs"][0].update(maximum="guess"), "makes its amax by 'guess'"),
+        (lambda document: document.update(arch="sm_1"), "arch: Input should be"),
+        (lambda document: document.update(device="cuda"), "swept on cuda, and its environment names None"),
+        (lambda document: document.update(command="echo"), "needed refmoe parity"),
+        (lambda document: document.update(seconds=0.0), "swept in no time"),
+        (lambda document: document.update(environment={}), "environment.refmoe: Field required"),
+        (lambda document: document.update(note=1), "note: Extra inputs"),
         (lambda document: document["summary"].update(bytes=7), "not the sum"),
         (lambda document: document.update(passed=False), "did not pass"),
         (lambda document: document["source_sha256"].update(expand="0" * 64), "the source of expand changed"),
@@ -117,3 +137,7 @@ def test_a_contradiction_is_refused(
     tamper(document)
     refusals = judged(document)
     assert any(words in sentence for sentence in refusals), refusals
+
+
+def test_the_subjects_of_a_document_are_those_of_the_sweep() -> None:
+    assert frozenset(pieces.SUBJECTS) == SUBJECTS

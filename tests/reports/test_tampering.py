@@ -33,6 +33,7 @@ from support.damages.sound import (
     gpu,
     invariant,
     listed,
+    litmus,
     parity,
     planted,
     sealed,
@@ -90,7 +91,7 @@ def test_a_damaged_document_is_refused_for_what_was_done_to_it(
     assert check in checks_of(gate(sealed(folder / "a.json", document)))
 
 
-@pytest.mark.parametrize("made", [stress, conformance, drift, convert, invariant, bench, compared])
+@pytest.mark.parametrize("made", [stress, conformance, litmus, drift, convert, invariant, bench, compared])
 def test_the_documents_pass_before_they_are_damaged(made: Callable[[], Document], folder: Path) -> None:
     sealed(folder / "good.json", parity())
     assert gate(folder / "good.json", sealed(folder / "a.json", made())).refusals == ()

@@ -13,9 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from refmoe.catalog import parse_case, source_sha256
+from refmoe.families import FAMILIES
 from refmoe.families.family import Case, Expectation, Inputs, Outputs
 from refmoe.museum.cute_kernel import CuteKernel
 from refmoe.museum.cutlass.kernel import Cutlass
+from refmoe.reports.consistency import entry_names
 from refmoe.reports.documents import digest_of
 from refmoe.reports.environment import Environment
 from refmoe.reports.parity import make_report, report_text
@@ -87,7 +89,8 @@ def result(case: Case = CASE, verdict: Verdict = Verdict.PASS, **fields: Any) ->
         extents = case.family.extents(case)
         compared = sum(extents.values())
         known |= {"compared": compared, "differing": tuple((stage, 0) for stage in extents), "evidence": "bit-exact"}
-        known |= {"launches": ("refmoe_kernel 1 x 32",), "lane_instructions": 32 if case.device == "ptx" else 0}
+        entry = entry_names(case.family.name)[0] if case.family.name in FAMILIES else "kernel"
+        known |= {"launches": (f"{entry} 1 x 32",), "lane_instructions": 32 if case.device == "ptx" else 0}
     if verdict is Verdict.MISMATCH:
         stage = known["differing"][0][0]
         known |= {"stage": stage, "first_mismatch": f"{stage}[0]", "differing": ((stage, 1), *known["differing"][1:])}
@@ -106,7 +109,9 @@ def write_document(path: Path, results: list[Result], **changes: Any) -> Path:
     """A report file; `changes` are made to its keys and signed with a new digest."""
     on_gpu = any(result.device == "cuda" and result.verdict.ran for result in results)
     environment = ENVIRONMENT.model_copy(update=GPU) if on_gpu else ENVIRONMENT
-    report = make_report(results, command=COMMAND, environment=environment, seconds=1.0)
+    own = [result.device for result in results if result.kernel is None]
+    command = COMMAND.replace("ptx", own[0]) if own else COMMAND
+    report = make_report(results, command=command, environment=environment, seconds=1.0)
     document = {**json.loads(report_text(report)), **changes}
     document["digest"] = changes.get("digest", digest_of(document))
     path.parent.mkdir(parents=True, exist_ok=True)

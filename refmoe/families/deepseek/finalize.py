@@ -198,6 +198,9 @@ def _default() -> Iterator[Case]:
             yield _case("gaussian", 3, 96, 8, 3, dtype=dtype, order=order, out="f32", shared="none")
             rank: dict[str, Any] = {"routing": "elsewhere", "first_expert": 4, "ranks": 2}
             yield _case("gaussian", 2, 96, 4, 2, dtype=dtype, order=order, scale="minus", shared="none", **rank)
+    # A factor below 0 makes -0 of a sum of zeros, which a shared row of -0 keeps.
+    for dtype, order in product(_DTYPES, ORDERS):
+        yield _case("zeros", 3, 96, 8, 3, dtype=dtype, order=order, scale="minus", out=dtype)
     yield _case("gaussian", 0, 7168, 8, 2)
     # Each entry has machine code of its own: each meets every fill.
     for dtype, out, order, fill in product(_DTYPES, _DTYPES, ORDERS, _PLAIN):

@@ -44,9 +44,16 @@ F32 = NDArray[np.float32]
 _LANES = 32
 _NAN_WEIGHT = np.array(0x7FFFFFFF, np.uint32).view(np.float32)
 
-#: The factor on the weights by its word: DeepSeek-V3's, none, one of all 24 significant bits, and one below 0.
+#: The factor on the weights by its word: DeepSeek-V3's, none, one of all 24 significant bits, one below 0, and one that
+#: makes every weight subnormal.
 SCALES: Mapping[str, np.float32] = MappingProxyType(
-    {"2.5": np.float32(2.5), "1": np.float32(1), "third": np.float32(1 / 3), "minus": np.float32(-0.75)}
+    {
+        "2.5": np.float32(2.5),
+        "1": np.float32(1),
+        "third": np.float32(1 / 3),
+        "minus": np.float32(-0.75),
+        "tiny": np.float32(1.5 * 2.0**-127),
+    }
 )
 
 # --- fills ----------------------------------------------------------------------------------------------------------
@@ -453,6 +460,8 @@ def _default() -> Iterator[Case]:
         yield _case("same", m, *_ROUTERS[0])
     for rule in RULES:
         yield _case("gaussian", 3, 40, 5, 4, 2, rule=rule, scale="minus")
+        for experts in (256, 512):
+            yield _case("gaussian", 3, experts, 6, 8, 4, rule=rule, scale="tiny")
     yield _case("gaussian", 0, *_ROUTERS[0])
     # Each entry has machine code of its own: each meets every fill. More than 256 experts take the wider ones.
     for fill, dtype, rule in product(_PLAIN, ("f32", "bf16"), RULES):

@@ -450,6 +450,10 @@ def _default() -> Iterator[Case]:
     for experts, rows in ((256, "1"), (384, "0-0-1"), (99, "0-0-3")):
         yield _case("one-hot-tokens", Shape(experts, 128, n=128, e=experts), rows=rows, tile_m=8)
     yield _case("near", Shape(3, 128, n=128, e=70), grouping="masked", rows="1-0-3", tile_m=8)
+    # The last of the 32 experts that a warp looks at together has more tiles than there are CTAs.
+    for experts in (32, 48):
+        few: dict[str, Any] = {"rows": "-".join([*"0" * 15, "130"]), "multiprocessors": 1, **wgmma}
+        yield _case("near", Shape(130 * experts // 16, 128, n=128, e=experts), "f32", tile_m=64, **few)
     # Far fewer rows are expected than there are: CTAs take three tiles and more.
     yield _case("near", Shape(30, 128, n=128, e=2), grouping="masked", rows="30-9", expected_m=1, tile_m=8)
     # Each entry has machine code of its own: each meets the fills that show most.

@@ -24,8 +24,9 @@ BITS: dict[str, np.dtype[Any]] = {"bf16": np.dtype(np.uint16), "f32": np.dtype(n
 ALPHA = word("alpha", "none", "distinct", "edges")
 #: Of a layer.
 BIAS = word("bias", "none", "distinct")
-#: Of a product: no bias; ordinary terms; zeros of either sign and subnormal numbers.
-PRODUCT_BIAS = word("bias", "none", "distinct", "tiny")
+#: Of a product: no bias; ordinary terms; zeros of either sign and subnormal numbers; a NaN, an infinity or the largest
+#: number for one in four of the ordinary terms.
+PRODUCT_BIAS = word("bias", "none", "distinct", "tiny", "specials")
 
 #: FP32 bits of factors that experts have in turn: 0, -1.1, -0, the least subnormal, 2^-128, 2^127, an ulp over 1, Inf
 #: and a NaN.
@@ -34,6 +35,8 @@ _EDGE_ALPHAS = np.array(
 ).view(np.float32)
 #: BF16 patterns: zeros, the least and the largest subnormal numbers, of either sign.
 _TINY_BIAS = np.array([0, 0x8000, 1, 0x8001, 0x7F, 0x807F], np.uint16).view(BF16)
+#: And NaN, infinities and the largest numbers.
+_SPECIAL_BIAS = np.array([0x7FC0, 0xFFC1, 0x7F80, 0xFF80, 0x7F7F, 0xFF7F], np.uint16).view(BF16)
 
 FloatArray = NDArray[np.float32]
 
@@ -50,7 +53,15 @@ def bias_of(case: Case) -> NDArray[Any] | None:
     if case.bias == "tiny":
         places = Draw("tiny-bias", case.seed).integers(_TINY_BIAS.size, (case.shape.e, case.shape.n))
         return np.asarray(_TINY_BIAS[places])
+    if case.bias == "specials":
+        return special_bias(Draw("special-bias", case.seed), distinct_bias(case))
     return distinct_bias(case) if case.bias == "distinct" else None
+
+
+def special_bias(draw: Draw, ordinary: NDArray[Any]) -> NDArray[Any]:
+    """BF16 terms one in four of which is a NaN, an infinity or the largest number."""
+    chosen = _SPECIAL_BIAS[draw.integers(_SPECIAL_BIAS.size, ordinary.shape)]
+    return np.where(draw.integers(4, ordinary.shape) == 0, chosen, ordinary)
 
 
 def distinct_alpha(case: Case) -> FloatArray:
@@ -94,11 +105,13 @@ def interval(case: Case, inputs: Any, exact: NDArray[np.float64], bound: NDArray
 
     Rounding to nearest is monotone, so the ends of the interval, as FP32 numbers, go through alpha, bias and cast as
     the sum itself does. Truncation toward zero never enlarges a magnitude: where all terms are positive, as in the fill
-    of that name, the upper end is the exact sum. Of a factor that is no number nothing is promised.
+    of that name, the upper end is the exact sum. Of a factor or a term that is no number nothing is promised.
     """
     promised = np.isfinite(exact) & np.isfinite(bound)
     if inputs["alpha"] is not None:
         promised &= np.isfinite(inputs["alpha"])[row_expert(inputs["offsets"], exact.shape[0])][:, None]
+    if inputs["bias"] is not None:
+        promised &= np.isfinite(inputs["bias"].astype(np.float32))[row_expert(inputs["offsets"], exact.shape[0])]
     slack = bound + 2.0**-52 * np.abs(exact)
     low, high = (np.where(promised, exact + side * slack, 0.0) for side in (-1, 1))
     if case.fill == "positive":

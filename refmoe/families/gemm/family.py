@@ -291,6 +291,14 @@ def _default() -> Iterator[Case]:
 
 def _edges() -> Iterator[Case]:
     """Values at the ends of FP32 and BF16, and numbers of experts and rows that real models have."""
+    # The last expert of a window of 32 has more tiles than there are CTAs, and experts may follow it.
+    for experts, rows in ((32, 17), (64, 9), (40, 160)):
+        many = Shape(rows, 96, n=264, e=experts)
+        routing = "uniform" if experts == 40 else "same-experts"
+        yield _case("gaussian", many, "f32", tile="128x8x128", routing=routing, multiprocessors=1, alpha="distinct")
+    # A bias that is a NaN or an infinity, or that overflows.
+    for dtype in OUTPUTS:
+        yield _case("specials", Shape(9, 96, n=24, e=3), dtype, alpha="distinct", bias="specials")
     for dtype, bias in (("f32", "none"), ("f32", "tiny"), ("bf16", "tiny")):
         # A factor for each expert: zeros of either sign with and without a bias, products and sums that are subnormal.
         for fill in ("zero-rows", "positive"):

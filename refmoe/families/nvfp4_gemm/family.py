@@ -259,11 +259,20 @@ def _default() -> Iterator[Case]:
     yield _case("wide-range", _LOOPING, tile=str(_SHALLOW), routing="all-one-token")
     yield _case("specials", dataclasses.replace(_SHORT, n=40), tile=str(_MIDDLE), alpha="distinct", bias="distinct")
     yield _case("specials", _SMALL, "bf16", tile=str(_NARROW))
+    # The last expert of a window of 32 has more tiles than there are CTAs, and experts may follow it.
+    for experts, rows in ((32, 17), (64, 9), (40, 160)):
+        many = Shape(rows, 96, n=264, e=experts)
+        routing = "uniform" if experts == 40 else "same-experts"
+        yield _case("gaussian", many, "f32", tile=str(_SHALLOW), routing=routing, multiprocessors=1, alpha="distinct")
+    # A bias that is a NaN or an infinity, or that overflows.
+    for dtype in OUTPUTS:
+        special: dict[str, Any] = {"alpha": "distinct", "bias": "specials", "tile": str(_SHALLOW)}
+        yield _case("specials", Shape(9, 96, n=24, e=3), dtype, **special)
     for dtype, bias in (("f32", "none"), ("f32", "tiny"), ("bf16", "tiny")):
         for fill in ("zero-rows", "positive"):
             shape = Shape(18, 96, n=24, e=9)
-            options: dict[str, Any] = {"alpha": "edges", "bias": bias, "tile": str(_SHALLOW)}
-            yield _case(fill, shape, dtype, routing="all-one-token", ranks=2, **options)
+            terms: dict[str, Any] = {"alpha": "edges", "bias": bias, "tile": str(_SHALLOW)}
+            yield _case(fill, shape, dtype, routing="all-one-token", ranks=2, **terms)
     for dtype in OUTPUTS:
         yield _case("overflow", Shape(9, 96, n=24, e=2), dtype, tile=str(_SHALLOW), alpha="distinct")
     for experts in (256, 384, 99):  # a row at each, and all at one

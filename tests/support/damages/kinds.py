@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from support.damages.parity import top_key
-from support.damages.sound import Document, bench, compared, conformance, convert, drift, invariant, stress
+from support.damages.sound import Document, bench, compared, conformance, convert, drift, invariant, litmus, stress
 from support.verify import CASE, STALE
+
+from refmoe.reports.invariant import count_cases
 
 
 def proof(name: str, **changes: Any) -> Callable[[Document], None]:
@@ -65,6 +67,27 @@ def pop(*keys: Any) -> Callable[[Document], None]:
     return damage
 
 
+def thinned(name: str) -> Callable[[Document], None]:
+    """A certificate of fewer batches and neighbours; its own count and the total know it."""
+
+    def damage(document: Document) -> None:
+        each = next(each for each in document["certificates"] if each["subject"] == name)
+        every, before = each["bytes_compared"] // each["cases"], each["cases"]
+        each |= {"sizes": [1, 2, 7], "neighbours": ["random"], "ways": each["ways"][:1], "probes": ["random"]}
+        each["cases"] = count_cases(each["sizes"], each["neighbours"], each["ways"], each["probes"])
+        each["bytes_compared"] = every * each["cases"]
+        document["cases"] += each["cases"] - before
+
+    return damage
+
+
+def few_programs(document: Document) -> None:
+    """A litmus run of one program, whose totals know it."""
+    row = document["rows"][0]
+    document["rows"] = [row]
+    document |= {"programs": 1, "runs": row["runs"], "allowed_outcomes": row["allowed"], "seen_outcomes": row["seen"]}
+
+
 PAIR = ("runs", 0, "comparisons", 0)
 UNEQUAL = ("runs", 0, "comparisons", 2)
 
@@ -107,6 +130,28 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("conformance.rows", "twice", conformance, append("rows")),
     ("conformance.rows", "run and refused", conformance, top_key(refused_by_ptxas=["add.f64"])),
     ("conformance.rows", "none", conformance, top_key(opcodes=0, rows=[], lanes=0, open_lanes=0)),
+    ("conformance.rows", "one instruction", conformance, top_key(opcodes=2)),
+    ("conformance.rows", "a billion of them", conformance, top_key(opcodes=10**9, lanes=10**18)),
+    ("conformance.rows", "an unknown one", conformance, at("rows", 0, opcode="frobnicate.f32")),
+    ("conformance.rows", "an unknown one that ptxas refused", conformance, top_key(refused_by_ptxas=["moo.u32"])),
+    ("conformance.counts", "one lane of each", conformance, top_key(lanes=2_400)),
+    ("conformance.counts", "no example", conformance, at("rows", 0, examples=[])),
+    ("document.chip", "conformance: an arch that there is not", conformance, top_key(gpu="Potato", arch="sm_7")),
+    ("stress.cases", "another family's kernel", stress, at("reruns", 0, kernel="refmoe_dp4a_gemv_4_bf16")),
+    ("document.schema", "stress: no version of Python", stress, at("environment", python="")),
+    ("document.schema", "litmus: a negative count", litmus, top_key(runs=-5)),
+    ("document.schema", "litmus: no cause", litmus, lambda d: d["rows"][0].pop("cause")),
+    ("document.passed", "litmus: other sources", litmus, top_key(litmus_sha256=STALE)),
+    ("document.passed", "litmus: an outcome that PTX does not allow", litmus, at("rows", 0, outside=[[1, 1]])),
+    ("document.passed", "litmus: too few runs", litmus, at("rows", 0, runs=999_999)),
+    ("document.chip", "litmus: another chip", litmus, top_key(arch="sm_120a")),
+    ("litmus.counts", "fewer rows than programs", litmus, pop("rows")),
+    ("litmus.counts", "more runs than the rows have", litmus, top_key(runs=10**30)),
+    ("litmus.counts", "more outcomes than PTX allows", litmus, at("rows", 0, seen=99, never_seen=[])),
+    ("litmus.counts", "outcomes that are not named", litmus, at("rows", 0, allowed=5)),
+    ("litmus.programs", "few", litmus, few_programs),
+    ("litmus.programs", "one twice", litmus, append("rows")),
+    ("litmus.programs", "no program", litmus, at("rows", 0, program=["nonsense"])),
     ("document.schema", "drift: an unknown key", drift, at(*PAIR, fine=True)),
     ("document.passed", "drift: did not pass", drift, top_key(passed=False)),
     ("stale.figures", "drift: other sources", drift, top_key(source_sha256=STALE)),
@@ -123,6 +168,11 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("drift.runs", "an unknown base", drift, top_key(base="mine")),
     ("drift.runs", "a path twice", drift, append("paths")),
     ("drift.runs", "fewer tokens than steps", drift, pop("runs", 0, "tokens", 0)),
+    ("drift.runs", "another command", drift, top_key(command="echo")),
+    ("drift.runs", "no time", drift, top_key(seconds=0.0)),
+    ("drift.runs", "evidence that a model does not have", drift, at("paths", 0, evidence="hardware-checked")),
+    ("drift.runs", "a model that there is not", drift, at("paths", 0, model="magic")),
+    ("drift.runs", "an arch that there is not", drift, at("paths", 0, arch="sm_1")),
     ("drift.dependent", "it says so", drift, top_key(dependent=["marlin: sequence 0"])),
     ("drift.dependent", "other bits", drift, at("runs", 0, "bits", 0, sha256=[STALE, STALE])),
     ("drift.dependent", "no bits", drift, lambda document: document["runs"][0].update(bits=[])),
@@ -137,6 +187,11 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("convert.counts", "another ratio", convert, at("tensors", 0, "modes", 0, added=1.1)),
     ("convert.counts", "an error of no change", convert, at("tensors", 0, "modes", 0, values_changed=0)),
     ("convert.counts", "pairs", convert, at("power_of_two", 1, pairs=0)),
+    ("convert.counts", "pairs of one mode", convert, at("power_of_two", 0, pairs=10**12)),
+    ("convert.tensors", "another command", convert, top_key(command="echo")),
+    ("convert.tensors", "no time", convert, top_key(seconds=0.0)),
+    ("convert.tensors", "a hash of no data", convert, at("tensors", 0, data_sha256="0" * 64)),
+    ("convert.tensors", "no origin", convert, at("tensors", 0, origin="")),
     ("convert.tensors", "none", convert, top_key(tensors=[])),
     ("convert.tensors", "one twice", convert, append("tensors")),
     ("convert.tensors", "a mode left out", convert, pop("tensors", 0, "modes")),
@@ -156,6 +211,15 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("invariant.counts", "no byte", invariant, proof("kernel/finalize", bytes_compared=0)),
     ("invariant.counts", "batches of one alone", invariant, proof("kernel/finalize", sizes=[1])),
     ("invariant.counts", "no neighbour", invariant, proof("kernel/finalize", neighbours=[], cases=0)),
+    ("invariant.counts", "no time", invariant, top_key(seconds=0.0)),
+    ("invariant.paths", "thinned", invariant, thinned("kernel/finalize")),
+    ("invariant.paths", "a level that it is not", invariant, top_key(level="quick")),
+    ("invariant.paths", "a seed that its command does not say", invariant, top_key(seed=8)),
+    ("invariant.paths", "another command", invariant, top_key(command="echo hello")),
+    ("invariant.paths", "it rests on more", invariant, proof("kernel/finalize", rests_on="on every chip")),
+    ("invariant.paths", "another source", invariant, proof("kernel/finalize", source="expand")),
+    ("invariant.paths", "a neighbour that there is not", invariant, proof("kernel/finalize", neighbours=["kind"])),
+    ("invariant.paths", "a probe twice", invariant, proof("kernel/finalize", probes=["random", "random"])),
     ("invariant.verdict", "invariant, and it is known to differ", invariant, proof(
         "layer/llama_cpp", verdict="invariant", difference=None
     )),
