@@ -506,8 +506,9 @@ def _default() -> Iterator[Case]:
     # The fast way to a sigmoid is chosen for several results at once, and its last gate is 64.
     for variant, (mode, edge) in product(VARIANT.words, COMPILED_POLICIES):
         yield _case(LONELY, 9, 416, 3, variant=variant, mode=mode, edge=edge, poison=0x7F)
-    for mode, layout in (("rceil", "128x4"), ("floor", "8x4")):
-        policy = {"mode": mode, "layout": layout}
+    # Rows that are NaN as a whole, too.
+    for mode, edge in COMPILED_POLICIES:
+        policy = {"mode": mode, "edge": edge, "layout": "128x4" if mode == "rceil" else "8x4"}
         yield _case("specials", 20, 160, 10, params="specials", routing="all-one-token", ranks=2, **policy)
     for m in (127, 128, 129):  # a scale atom of one expert's rows, and a row less and more
         yield _case("fingerprint", m, 128, 3, routing="same-experts", poison=0x7F)

@@ -153,9 +153,10 @@ __device__ __forceinline__ uint32_t max_float_magnitudes(uint32_t a, uint32_t b)
 /// lanes past the end of a row pass zeros.
 template <ScaleMode mode, EdgePolicy edge>
 __device__ __forceinline__ Encoded encode(const float (&elements)[kLaneElements]) {
-    uint32_t amax = 0;
+    // It starts with an element, not with 0: fmaxf drops a NaN beside any number, and a block may hold NaNs alone.
+    uint32_t amax = __float_as_uint(elements[0]) & kFloatMagnitude;
 #pragma unroll
-    for (int i = 0; i < kLaneElements; ++i)
+    for (int i = 1; i < kLaneElements; ++i)
         amax = max_float_magnitudes<edge>(amax, __float_as_uint(elements[i]) & kFloatMagnitude);
 #pragma unroll
     for (int lanes = 1; lanes < kBlockLanes; lanes *= 2)

@@ -372,9 +372,9 @@ class _Planner:
         if separate or (ready and self.buffers.input_sf is not None):
             reads["quantize_scales" if separate else "input_sf"] = elements // MX_BLOCK
         reads["topk_ids"] = reads["unpermuted_to_permuted"] = shape.rows * _INT32_BYTES
-        # A choice of another rank looks up the first expert.
+        # The row of a token alone is its expert's first. A choice of another rank looks up the first expert.
         first = load.used < shape.rows and not load.rows[0]
-        reads["offsets"] = (load.active + first) * _INT64_BYTES
+        reads["offsets"] = (load.active + first) * _INT64_BYTES if shape.tokens > 1 else 0
         return Traffic(reads, self._quantized("expand", load, shape.hidden))
 
     def _quantized(self, stage: str, load: Load, width: int) -> dict[str, int]:
