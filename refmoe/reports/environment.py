@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
 from importlib import metadata
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -26,6 +28,16 @@ class Environment(BaseModel):
     driver: str | None
     platform: str
     processors: int
+
+
+def run_facts(*, command: str, seconds: float, gpu: bool = False) -> dict[str, Any]:
+    """What every document of a run says of it: when, by which command, on what, and how many seconds it took."""
+    return {
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": command,
+        "environment": current_environment(gpu=gpu).model_dump(mode="json"),
+        "seconds": round(seconds, 1),
+    }
 
 
 def current_environment(*, gpu: bool) -> Environment:
