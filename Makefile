@@ -223,6 +223,7 @@ test-gpu: $(GPU_PYTHON)
 	$(GPU_PYTHON) -m refmoe conformance --device cuda --report reports/bench/conformance.json
 	$(GPU_PYTHON) -m refmoe stress --device cuda --report reports/stress.json
 	$(GPU_PYTHON) -m refmoe litmus --device cuda --report reports/litmus.json
+	$(GPU_PYTHON) -m refmoe parity --level exhaustive --device cuda --jobs 8 --report reports/exhaustive.json
 	@# The routing that this one's time is compared with.
 	mkdir -p out/$(BEFORE)
 	git archive $(BEFORE) refmoe/cuda/csrc | tar -x -C out/$(BEFORE)

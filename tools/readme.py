@@ -155,18 +155,36 @@ def _conformance() -> str:
     return f"- The executor against an {conformance['gpu']}: {compared}; {differ} differ where exactness is claimed."
 
 
-def _silicon() -> str:
-    found = _conformance()
+def _stress() -> str:
     if not (REPORTS / "stress.json").exists():
-        return f"{found}\n- Many runs of one launch, and compute-sanitizer: to be run again (`refmoe stress`)."
+        return "- Many runs of one launch, and compute-sanitizer: to be run again (`refmoe stress`)."
     stress = _load("stress.json")
     tools = ", ".join(f"{tool['tool']} {tool['verdict']}" for tool in stress["sanitizers"])
     same = sum(rerun["different_outputs"] == 1 for rerun in stress["reruns"])
     runs = stress["reruns"][0]["runs"]
     return (
-        f"{found}\n- {same} of {len(stress['reruns'])} kernels gave the same bytes in {runs} runs on an "
-        f"{stress['gpu']}; compute-sanitizer: {tools}."
+        f"- {same} of {len(stress['reruns'])} kernels gave the same bytes in {runs} runs on an {stress['gpu']}; "
+        f"compute-sanitizer: {tools}."
     )
+
+
+def _exhaustive() -> str:
+    if not (REPORTS / "exhaustive.json").exists():
+        return "- Every pair (amax, element): to be run again (`refmoe parity --level exhaustive`)."
+    swept = _load("exhaustive.json")
+    total = swept["summary"]
+    dtypes = " and ".join(dict.fromkeys(row["dtype"].upper() for row in swept["rows"]))
+    where = f"on an {swept['environment']['gpu']}" if swept["device"] == "cuda" else "on the executor"
+    proven = total["proofs"] - total["refused"]
+    return (
+        f"- MXFP8 quantization and the fused expand, for every {dtypes} input: {total['pairs']:,} pairs "
+        f"(amax, element) {where}, {total['differing']:,} bytes differ. That pairs are enough is proven for {proven} "
+        f"of {total['proofs']} entries ([how](exhaustive.md))."
+    )
+
+
+def _silicon() -> str:
+    return "\n".join((_conformance(), _stress(), _exhaustive()))
 
 
 def _tolerances() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -60,15 +60,15 @@ def run_exhaustive(
         verdict = f"{result['differing']:,} bytes differ" if result["differing"] else "equal"
         typer.echo(f"[{done}/{len(pieces)}] {name}: {result['pairs']:,} pairs, {verdict}", err=True)
 
+    def tell_proof(proof: Mapping[str, Any]) -> None:
+        refusals = proof["refusals"]
+        typer.echo(f"{proof['entry']}: {refusals[0] if refusals else 'proven'}", err=True)
+
     if done:
         typer.echo(f"{done} of {len(pieces)} pieces are in {ledger.path}", err=True)
     try:
         run_pieces(pieces, ledger, device, arch, workers, tell)
-        proofs = prove_entries(
-            pieces,
-            arch,
-            lambda proof: typer.echo(f"{proof.entry}: {proof.refusals[0] if proof.refusals else 'proven'}", err=True),
-        )
+        proofs = prove_entries(pieces, ledger, arch, workers, tell_proof)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; {done} of {len(pieces)} pieces are in {ledger.path}: run it again to go on", err=True)
         raise typer.Exit(INTERRUPTED) from None

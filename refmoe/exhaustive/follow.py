@@ -416,7 +416,8 @@ class Follower:
         result = Value.known(bits)
         unknown = np.flatnonzero(np.logical_or.reduce([value.terms != 0 for value in values]))
         if unknown.size:
-            _put(result, unknown, self._made("pack", [value.take(unknown) for value in values], dtype(0)))
+            kind = f"pack.b{width * len(values)}"
+            _put(result, unknown, self._made(kind, [value.take(unknown) for value in values], dtype(0)))
         return result
 
     def _shuffle(self, instruction: Instruction, threads: Array) -> list[tuple[Operand, Value]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from refmoe.catalog import source_sha256
 from refmoe.cuda.launch import Entry
 from refmoe.cuda.toolchain import Target, build
-from refmoe.exhaustive.blockwise import Proof, launches_of, prove
+from refmoe.exhaustive.blockwise import launches_of, prove
 from refmoe.exhaustive.pieces import Piece, do_named
 from refmoe.ptx import Module
 from refmoe.reports.documents import digest_of
@@ -71,26 +71,41 @@ def rows_of(pieces: Iterable[Piece], ledger: Ledger) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def prove_entries(pieces: Iterable[Piece], arch: str, tell: Callable[[Proof], None]) -> list[dict[str, Any]]:
-    """A proof for the entry of every kernel among `pieces`, as the compiler's PTX for `arch` has it."""
-    modules: dict[str, Module] = {}
-    proofs: dict[str, dict[str, Any]] = {}
+def prove_entries(
+    pieces: Iterable[Piece], ledger: Ledger, arch: str, workers: Workers, tell: Callable[[Mapping[str, Any]], None]
+) -> list[dict[str, Any]]:
+    """A proof for the entry of every kernel among `pieces`, as the compiler's PTX for `arch` has it.
+
+    Proofs are kept in the ledger, under the name of what made them. `tell` gets each as it comes.
+    """
+    named: dict[str, str] = {}
+    made_by = proof_sha256()[:12]
     for piece in pieces:
         kernel = piece.subject.entry(piece.dtype, piece.mode, piece.edge)
-        if kernel is None or kernel.entry in proofs:
-            continue
-        if kernel.source not in modules:
-            modules[kernel.source] = ptx_of(kernel, arch)
-        proof = prove(modules[kernel.source], kernel.entry, launches_of(piece.subject, kernel))
+        if kernel is not None:
+            named.setdefault(f"proof {made_by} of {kernel.entry}", str(piece))
+    for _, proof in sweep(named, partial(prove_named, arch=arch), ledger, workers):
         tell(proof)
-        proofs[kernel.entry] = asdict(proof)
-    return list(proofs.values())
+    return list(in_order(named, ledger).values())
+
+
+def prove_named(name: str, arch: str) -> dict[str, Any]:
+    """The proof for the entry of a kernel's piece, by the piece's name: the fields of a `Proof`."""
+    piece = Piece.parse(name)
+    kernel = piece.subject.entry(piece.dtype, piece.mode, piece.edge)
+    assert kernel is not None
+    return asdict(prove(ptx_of(kernel, arch), kernel.entry, launches_of(piece.subject, kernel)))
 
 
 def ptx_of(kernel: Entry, arch: str) -> Module:
     """The compiler's PTX of a kernel's source."""
-    target = Target(kernel.path(), arch, "ptx")
-    return Module.parse(build([target])[target].read_text(encoding="utf-8"), name=f"{kernel.source}.ptx", strict=True)
+    return _parsed(Target(kernel.path(), arch, "ptx"))
+
+
+@lru_cache(maxsize=2)
+def _parsed(target: Target) -> Module:
+    text = build([target])[target].read_text(encoding="utf-8")
+    return Module.parse(text, name=f"{target.source.stem}.ptx", strict=True)
 
 
 def document_of(

@@ -26,16 +26,11 @@ WORD_ELEMENTS = 2
 BLOCK_WORDS = MX_BLOCK // WORD_ELEMENTS
 
 _FULL = 0xFFFFFFFF
+_MOST = 0x7FFFFFFF  # of a signed number of 32 bits
 _MAGNITUDES = 0x7FFF7FFF
 #: Maxima of two halves. Each is associative and commutative on magnitudes: as integers, or of floats where a NaN gives
 #: way to a number. So the order in which a block's elements meet does not matter.
 _MAXIMA = ("max.u16x2", "max.bf16x2", "max.f16x2")
-
-#: How each half of a word comes out of it: the opcode, and what its second operand is.
-_HALVES: tuple[dict[str, Any], ...] = (
-    {"shl.b32": ("value", 16), "cvt.u16.u32": None},
-    {"and.b32": ("value", 0xFFFF0000), "part": "#1"},
-)
 
 #: What a term needs: (block, word, half), or ("amax", the opcode of its maximum).
 Need = tuple[Any, ...]
@@ -131,7 +126,7 @@ class Terms:
         if kind.endswith("64"):
             return _FULL
         if stem == "and":
-            return min(map(self.highest, operands))
+            return min(self._bits(operands[0]) & self._bits(operands[1]), *map(self.highest, operands))
         if stem in ("or", "xor"):
             return (1 << max(self.highest(each).bit_length() for each in operands)) - 1
         if stem in ("either", "selp"):
@@ -144,6 +139,9 @@ class Terms:
             return min(map(self.highest, operands))
         if kind in ("add.s32", "add.u32"):
             return self._sum_bound(*operands)
+        if kind in ("max.s32", "min.s32"):
+            least, most = self._between(kind, *operands)
+            return most if least >= 0 else _FULL
         if kind in _MAXIMA:
             high = max(self.highest(each) >> 16 for each in operands)
             # Of two NaNs the maximum is 0x7FFF.
@@ -151,9 +149,25 @@ class Terms:
             return high << 16 | 0xFFFF
         if kind in ("cvt.u32.u16", "cvt.u16.u32", "cvt.rn.satfinite.e4m3x2.f32"):
             return min(self._low_half(operands[0]) if kind != "cvt.rn.satfinite.e4m3x2.f32" else 0xFFFF, 0xFFFF)
+        if kind == "pack.b32":
+            return self._low_half(operands[1]) << 16 | self._low_half(operands[0])
         if kind == "cvt.f32.f16":
             return 0x7FFFFFFF if self._low_half(operands[0]) <= 0x7FFF else _FULL
         return _FULL
+
+    def _bits(self, term: int) -> int:
+        """The bits that a term may have, of 32."""
+        kind, *operands = self._nodes[term]
+        if kind == "value":
+            return int(operands[0]) & _FULL
+        if kind == "and.b32":
+            return self._bits(operands[0]) & self._bits(operands[1])
+        if kind in ("shr.u32", "shr.b32") and self._nodes[operands[1]][0] == "value":
+            return self._bits(operands[0]) >> int(self._nodes[operands[1]][1])
+        highest = (1 << self.highest(term).bit_length()) - 1
+        if kind in _MAXIMA:
+            return highest & 0xFFFF0000 | (1 << self._low_half(term).bit_length()) - 1
+        return highest
 
     def _shifted_bound(self, kind: str, operand: int, amount: int) -> int:
         by, *bits = self._nodes[amount]
@@ -174,6 +188,27 @@ class Terms:
         total = self.highest(left) + self.highest(right)
         return total if total <= _FULL else _FULL
 
+    def _signed(self, term: int) -> tuple[int, int]:
+        """The least and the largest value as a signed number of 32 bits."""
+        kind, *operands = self._nodes[term]
+        if kind == "value":
+            bits = int(operands[0])
+            number = bits - (bits >> 31 << 32)
+            return number, number
+        if kind in ("add.s32", "max.s32", "min.s32"):
+            return self._between(kind, *operands)
+        highest = self.highest(term)
+        return (0, highest) if highest <= _MOST else (-_MOST - 1, _MOST)
+
+    def _between(self, kind: str, left: int, right: int) -> tuple[int, int]:
+        """The same of a sum, a maximum or a minimum."""
+        pairs = list(zip(self._signed(left), self._signed(right), strict=True))
+        if kind != "add.s32":
+            least, most = map(max if kind == "max.s32" else min, pairs)
+            return least, most
+        least, most = map(sum, pairs)
+        return (least, most) if least >= -_MOST - 1 and most <= _MOST else (-_MOST - 1, _MOST)
+
     def _lowest(self, term: int) -> int:
         kind, *operands = self._nodes[term]
         if kind == "value":
@@ -188,7 +223,7 @@ class Terms:
             return low if kind == "max.u16x2" else max(low, 0x7FFF)
         if kind == "and.b32" and any(self._nodes[each][0] == "value" for each in operands):
             return min(int(self._nodes[each][1]) & 0xFFFF for each in operands if self._nodes[each][0] == "value")
-        if kind in ("cvt.u16.u32", "cvt.u32.u16"):
+        if kind in ("cvt.u16.u32", "cvt.u32.u16", "pack.b32"):
             return self._low_half(operands[0])
         if kind == "shr.u32" and self._nodes[operands[1]] == ("value", 16):
             return self.highest(operands[0]) >> 16
@@ -239,6 +274,8 @@ class Terms:
             return [(first, mask >> by if kind == "shl.b32" else mask << by & _FULL)]
         if kind in ("cvt.u32.u16", "cvt.u16.u32"):
             return [(first, mask & 0xFFFF)]
+        if kind == "pack.b32":
+            return [(first, mask & 0xFFFF), (operands[1], mask >> 16)]
         if kind == "part":
             return [(first, mask << 16 * int(operands[1][1:]) & _FULL)]
         if kind == "cvt.rn.satfinite.e4m3x2.f32":
@@ -292,6 +329,8 @@ class Terms:
             return yes if yes == no else ("either", yes, no, self._whole(operands[2], element))
         if kind == "cvt.u32.u16":
             return self.shape(operands[0], byte, element) if byte < 2 else zero
+        if kind == "pack.b32":
+            return self.shape(operands[byte // 2], byte % 2, element)
         if kind == "cvt.rn.satfinite.e4m3x2.f32":
             return ("e4m3", self._whole(operands[1 - byte], element))
         return (f"byte {byte}", self._whole(term, element))
@@ -311,13 +350,34 @@ class Terms:
             maximum = self._amax_of(operands[0])
             if maximum is not None:
                 return (kind, AMAX, maximum)
-        # The two elements of a word come out of it in two ways.
-        for half, ways in enumerate(_HALVES):
-            if kind not in ways or self._nodes[operands[0]][0] != "word":
-                continue
-            by = None if len(operands) < 2 else operands[1]
-            if (self._nodes[by] if isinstance(by, int) else by) == ways[kind]:
-                where = (*self._nodes[operands[0]][1:], half)
-                what = "fp32" if kind in ("shl.b32", "and.b32") else "u16"
-                return (what, "element" if where == element else where)
+        # Some bits of amax, taken out of the register in which another maximum stands above it.
+        if kind == "and.b32" and self._nodes[operands[1]][0] == "value":
+            bits = self._nodes[operands[1]][1]
+            node, *inner = self._nodes[operands[0]]
+            if node == "shr.u32" and self._nodes[inner[1]][0] == "value":
+                by = self._nodes[inner[1]][1]
+                maximum = self._amax_of(inner[0]) if bits << by <= 0xFFFF else None
+                if maximum is not None:
+                    return ("bits", AMAX, maximum, by, bits)
+        found = self._element(kind, operands)
+        if found is not None:
+            what, *where = found
+            return (what, "element" if tuple(where) == element else tuple(where))
         return (kind, *(self._whole(each, element) if isinstance(each, int) else each for each in operands))
+
+    def _element(self, kind: str, operands: list[Any]) -> tuple[Any, ...] | None:
+        """("fp32" or "u16", block, word, half) if a term is one element of an input word."""
+        # Compilers take an element out of its word in several ways.
+        fp32 = {"shl.b32": (0, ("value", 16)), "and.b32": (1, ("value", 0xFFFF0000))}
+        if kind not in (*fp32, "cvt.u16.u32", "part"):
+            return None
+        first, half = operands[0], 0
+        if kind == "cvt.u16.u32" and self._nodes[first][0] == "shr.u32" and self._nodes[first][2] == self.value(16):
+            first, half = self._nodes[first][1], 1
+        if self._nodes[first][0] != "word":
+            return None
+        place = self._nodes[first][1:]
+        if kind in fp32:
+            half, by = fp32[kind]
+            return ("fp32", *place, half) if self._nodes[operands[1]] == by else None
+        return ("u16", *place, int(operands[1][1:]) if kind == "part" else half)

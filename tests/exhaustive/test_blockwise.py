@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from refmoe.chips import DEFAULT_ARCH
+from refmoe.cuda.launch import Entry
 from refmoe.exhaustive.blockwise import Proof, launches_of, prove
 from refmoe.exhaustive.pieces import SUBJECTS
 from refmoe.exhaustive.run import ptx_of
@@ -15,28 +16,33 @@ from refmoe.exhaustive.terms import Terms
 from refmoe.ptx import Module
 
 QUANTIZE = SUBJECTS["mxfp8_quantize.128x4"]
-KERNEL = QUANTIZE.entry("bf16", "rceil", "exact")
+KERNELS = {mode: QUANTIZE.entry("bf16", mode, "exact") for mode in ("rceil", "floor")}
+KERNEL = KERNELS["rceil"]
 assert KERNEL is not None
+#: Its PTX comes from an older part of the compiler, which packs codes and takes elements apart in other ways.
+OLDER_ARCH = "sm_90a"
 
 
-def proof_of(module: Module, launches: str = "") -> Proof:
+def proof_of(module: Module, launches: str = "", kernel: Entry = KERNEL) -> Proof:
     """Of the launches whose names match, which is quicker than all."""
-    followed = [each for each in launches_of(QUANTIZE, KERNEL, rows_followed=3) if re.match(launches, each.name)]
-    return prove(module, KERNEL.entry, followed)
+    followed = [each for each in launches_of(QUANTIZE, kernel, rows_followed=3) if re.match(launches, each.name)]
+    return prove(module, kernel.entry, followed)
 
 
 @pytest.mark.parametrize(
-    ("subject", "dtype", "mode", "edge"),
+    ("subject", "dtype", "mode", "edge", "arch"),
     [
-        ("mxfp8_quantize.128x4", "bf16", "rceil", "exact"),
-        ("mxfp8_quantize.linear", "fp16", "floor", "flashinfer"),
-        ("expand.8x4", "bf16", "rceil", "flashinfer"),
-        ("expand.128x4", "fp16", "floor", "exact"),
+        ("mxfp8_quantize.128x4", "bf16", "rceil", "exact", DEFAULT_ARCH),
+        ("mxfp8_quantize.linear", "fp16", "floor", "flashinfer", DEFAULT_ARCH),
+        ("expand.8x4", "bf16", "rceil", "flashinfer", DEFAULT_ARCH),
+        ("expand.128x4", "fp16", "floor", "exact", DEFAULT_ARCH),
+        ("mxfp8_quantize.8x4", "fp16", "rceil", "flashinfer", OLDER_ARCH),
+        ("expand.128x4", "bf16", "floor", "exact", OLDER_ARCH),
     ],
 )
-def test_kernels_are_proven(subject: str, dtype: str, mode: str, edge: str) -> None:
+def test_kernels_are_proven(subject: str, dtype: str, mode: str, edge: str, arch: str) -> None:
     kernel = SUBJECTS[subject].entry(dtype, mode, edge)
-    proof = prove(ptx_of(kernel, DEFAULT_ARCH), kernel.entry, launches_of(SUBJECTS[subject], kernel, rows_followed=2))
+    proof = prove(ptx_of(kernel, arch), kernel.entry, launches_of(SUBJECTS[subject], kernel, rows_followed=2))
     assert not proof.refusals
     assert proof.shapes == {"codes": 1, "scales": 1}
     maximum = {"exact": "u16x2", "flashinfer": {"bf16": "bf16x2", "fp16": "f16x2"}[dtype]}[edge]
@@ -51,6 +57,8 @@ class Plant:
     pattern: str
     replacement: str
     named: str
+    arch: str = DEFAULT_ARCH
+    mode: str = "rceil"
 
 
 #: The amax as FP32 bits, where the compiler has it; and a word of codes before it is stored.
@@ -152,13 +160,29 @@ PLANTS = [
         r"{ .reg .pred rare; setp.ne.u32 rare, \g<word>, 1111638594; @rare st.global.v4.u32\g<rest>; }",
         "beside amax",
     ),
+    Plant(
+        "two pairs of codes change their places",
+        r"mov\.b32\s+(?P<four>%r\d+), \{(?P<low>%rs\d+), (?P<high>%rs\d+)\};",
+        r"mov.b32 \g<four>, {\g<high>, \g<low>};",
+        "of its block beside amax",
+        OLDER_ARCH,
+    ),
+    Plant(
+        "an exponent with bits of the maximum that stands above amax",
+        r"and\.b32\s+(?P<exponent>%r\d+), (?P<shifted>%r\d+), 511;",
+        r"and.b32 \g<exponent>, \g<shifted>, 1023;",
+        "of its block beside amax",
+        OLDER_ARCH,
+        "floor",
+    ),
 ]
 
 
 def planted(plant: Plant) -> Module:
     """The kernel's module with an edit; `word` in a replacement is the first word that a lane loads."""
-    text = ptx_of(KERNEL, DEFAULT_ARCH).text
-    start = text.index(f".entry {KERNEL.entry}(")
+    kernel = KERNELS[plant.mode]
+    text = ptx_of(kernel, plant.arch).text
+    start = text.index(f".entry {kernel.entry}(")
     end = text.index("\n}\n", start)
     body = re.sub(r"^\s*(\.loc|//).*\n", "", text[start:end], flags=re.MULTILINE)
     word = re.search(_LAST_LOAD, body)["a"]
@@ -175,7 +199,7 @@ def planted(plant: Plant) -> Module:
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
 def test_planted_kernels_are_refused(plant: Plant) -> None:
     # What no launch does by itself is looked for after all of them.
-    proof = proof_of(planted(plant), "" if "40,000" in plant.name else "9 x|131 x")
+    proof = proof_of(planted(plant), "" if "40,000" in plant.name else "9 x|131 x", KERNELS[plant.mode])
     assert proof.refusals
     assert any(plant.named in each for each in proof.refusals), proof.refusals
 
@@ -200,6 +224,9 @@ def test_masks_follow_bits_of_terms() -> None:
     # 64 bits are not followed: what is cut out of them depends on all.
     wide = terms.make("and.b64", word, terms.value(0xFFFFFFFF00000000))
     assert terms.needs(terms.make("cvt.u32.u64", wide)) == {(0, 3, 0), (0, 3, 1)}
+    packed = terms.make("pack.b32", terms.make("cvt.u16.u32", word), terms.make("cvt.u16.u32", other))
+    assert terms.needs(packed, 0xFF00) == {(0, 3, 0)}
+    assert terms.needs(packed, 0x10000) == {(1, 0, 0)}
     assert terms.moved(both, -1) != both
     assert terms.needs(terms.moved(both, -1), 0xFF) == {(0, 0, 1)}
 
@@ -216,3 +243,20 @@ def test_amax_is_the_maximum_of_all_words_and_of_no_fewer() -> None:
         amax = terms.make("max.u16x2", largest, terms.make("shr.u32", largest, terms.value(16)))
         found = terms.needs(amax, 0xFFFF)
         assert (found == {(0, "amax", "max.u16x2")}) is (missing is None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "less", "most", "highest"),
+    [
+        ("max.s32", -8, 0, 0x7FFF - 8),
+        ("max.s32", -8, -8, 0xFFFFFFFF),
+        ("min.s32", -8, 100, 0xFFFFFFFF),
+        ("min.s32", 0, 100, 100),
+        ("max.s32", 0x7FFFFFFF, 0, 0x7FFFFFFF),
+    ],
+)
+def test_bounds_of_signed_numbers(kind: str, less: int, most: int, highest: int) -> None:
+    terms = Terms()
+    magnitude = terms.make("and.b32", terms.word(0, 0), terms.value(0x7FFF))
+    total = terms.make("add.s32", magnitude, terms.value(less & 0xFFFFFFFF))
+    assert terms.highest(terms.make(kind, total, terms.value(most & 0xFFFFFFFF))) == highest
