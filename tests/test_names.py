@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent / "refmoe"
@@ -38,32 +39,33 @@ ALLOWED: Mapping[str, Mapping[str, int]] = {
 }  # fmt: skip
 
 
-def classes_of(sources: Mapping[str, str]) -> dict[str, list[str]]:
-    """The modules that define each public class; `sources` are texts by module."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for module, text in sources.items():
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[node.name].append(module)
-    return found
+@cache
+def names_of(text: str) -> tuple[list[str], list[tuple[str, str]]]:
+    """The public classes that a module defines, and (name, module) of all that it imports from refmoe."""
+    tree = ast.parse(text)
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    imports = [
+        (alias.name, node.module)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("refmoe.")
+        for alias in node.names
+    ]
+    return classes, imports
 
 
 def doubles(sources: Mapping[str, str]) -> dict[str, int]:
-    return {name: len(modules) for name, modules in classes_of(sources).items() if len(modules) > 1}
+    """The classes that several modules define, and how many; `sources` are texts by module."""
+    counts = Counter(name for text in sources.values() for name in names_of(text)[0])
+    return {name: count for name, count in counts.items() if count > 1}
 
 
 def meetings(sources: Mapping[str, str]) -> Iterator[str]:
     """Modules that import, or define, two classes of one name."""
     names = doubles(sources)
     for module, text in sources.items():
-        met = defaultdict(set)
-        for name, modules in classes_of({module: text}).items():
-            met[name] |= set(modules)
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("refmoe."):
-                for alias in node.names:
-                    met[alias.name].add(node.module)
-        yield from (f"{module}: {name}" for name in sorted(names) if len(met[name]) > 1)
+        classes, imports = names_of(text)
+        met = {*((name, module) for name in classes), *imports}
+        yield from (f"{module}: {name}" for name in sorted(names) if sum(each == name for each, _ in met) > 1)
 
 
 def _sources() -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from refmoe.bench.executor import executors, gemm_operands, lane_instructions
-from refmoe.bench.timing import machine, measure
+from refmoe.bench.timing import machine, measure, verdict
 from refmoe.cuda.gemm.kernel import grouped_gemm as our_grouped_gemm
 from refmoe.errors import RefmoeError
 from refmoe.museum.cutlass import Build, find_built, find_headers, grouped_gemm
@@ -59,7 +59,5 @@ def run(*, rounds: int = 2) -> dict[str, Any]:
         "lane_instructions": lane_instructions(devices["all checks"]),
         "rounds": rounds,
         **machine(),
-        "targets": dict(TARGETS),
-        "reached": reached,
-        "all_reached": all(reached.values()),
+        **verdict(TARGETS, reached),
     }

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from refmoe.bench.timing import machine, measure
+from refmoe.bench.timing import machine, measure, verdict
 from refmoe.cuda.arguments import expanded_scale_rows, k_groups
 from refmoe.cuda.device import PtxDevice, open_device
 from refmoe.cuda.gemm.kernel import grouped_gemm
@@ -76,21 +76,22 @@ def run(*, rows: int = 2048, rounds: int = 5) -> dict[str, Any]:
         "lane_instructions_per_s": rates,
         "one_row_s": one_row,
         "gemm": gemm,
-        "targets": dict(TARGETS),
-        "reached": reached,
-        "all_reached": all(reached.values()),
+        **verdict(TARGETS, reached),
     }
 
 
 def executors(arch: str | None = None) -> dict[str, PtxDevice]:
     """The executor with "all checks" and with "no checks"."""
     unchecked = Checks(bounds=False, uninitialised=False, alignment=False, races=False)
-    devices = {}
-    for name, checks in (("all checks", Checks()), ("no checks", unchecked)):
-        device = open_device("ptx", arch)
-        assert isinstance(device, PtxDevice)
-        device.checks, devices[name] = checks, device
-    return devices
+    return {"all checks": executor_with(Checks(), arch), "no checks": executor_with(unchecked, arch)}
+
+
+def executor_with(checks: Checks, arch: str | None = None) -> PtxDevice:
+    """The executor with some checks."""
+    device = open_device("ptx", arch)
+    assert isinstance(device, PtxDevice)
+    device.checks = checks
+    return device
 
 
 def gemm_operands(offsets: npt.NDArray[np.int64], n: int, k: int) -> dict[str, Any]:

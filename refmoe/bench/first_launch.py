@@ -7,7 +7,6 @@ some of them, exchange through shared memory. Every measured process has an empt
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from refmoe import ptx
-from refmoe.bench.timing import machine
+from refmoe.bench.parity import environment, last_line
+from refmoe.bench.timing import machine, verdict
 from refmoe.errors import RefmoeError
 
 #: Lines of the kernel that runs before the measured one: it has refmoe's own machine code for memory compiled.
@@ -207,9 +207,7 @@ def run(*, sizes: tuple[int, ...] = (3000, 20000), rounds: int = 2) -> dict[str,
         "fresh_s": min(fresh),
         "rounds": rounds,
         **machine("llvmlite"),
-        "targets": {name: TARGETS[name] for name in reached},
-        "reached": reached,
-        "all_reached": all(reached.values()),
+        **verdict({name: TARGETS[name] for name in reached}, reached),
     }
 
 
@@ -230,12 +228,10 @@ def _in_child(lines: int, folder: Path) -> Took:
         f"took = {{'small': launch({_SMALL}), 'kernel': launch(int(sys.argv[2]))}}; "
         "pathlib.Path(sys.argv[1]).write_text(json.dumps(took))"
     )
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "REFMOE_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": path}
     command = [sys.executable, "-c", code, str(found), str(lines)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    own = environment(REFMOE_CACHE_DIR=str(folder / "cache"))
+    ran = subprocess.run(command, env=own, capture_output=True, text=True)
     if ran.returncode:
-        raise RefmoeError(f"bench first_launch: {lines} lines: {ran.stderr.strip().splitlines()[-1]}")
+        raise RefmoeError(f"bench first_launch: {lines} lines: {last_line(ran)}")
     took: Took = json.loads(found.read_text())
     return took

@@ -11,9 +11,8 @@ import ml_dtypes
 import numpy as np
 
 from refmoe import ptx
-from refmoe.bench.executor import gemm_operands
-from refmoe.bench.timing import machine, measure
-from refmoe.cuda.device import PtxDevice, open_device
+from refmoe.bench.executor import GEMM_N, GEMM_TILE, SEED, K, executor_with, gemm_operands
+from refmoe.bench.timing import machine, measure, verdict
 from refmoe.cuda.gemm.kernel import grouped_gemm
 from refmoe.cuda.quantize import quantize_mxfp8
 from refmoe.cuda.routing import route
@@ -23,8 +22,7 @@ from refmoe.ptx import Checks
 TARGETS = {"factor": 3.0}
 """With the search for races a kernel takes at most so many times as long as without."""
 
-_SEED = 20250917
-_HIDDEN, _EXPERTS, _THREADS = 2880, 128, 256
+_EXPERTS, _THREADS = 128, 256
 # The last block to arrive sums what the others left: a fence, an atomic, and a fence on the other side.
 _REDUCTION = """
 .version 8.7
@@ -139,30 +137,28 @@ def run(*, tokens: int = 2048, rounds: int = 5) -> dict[str, Any]:
         "tokens": tokens,
         "rounds": rounds,
         **machine(),
-        "targets": dict(TARGETS),
-        "reached": reached,
-        "all_reached": all(reached.values()),
+        **verdict(TARGETS, reached),
     }
 
 
 def _kernels(rows: int) -> dict[str, Callable[[Checks], bytes]]:
     """By name, what runs a kernel with some checks: the bytes that it leaves."""
-    rng = np.random.default_rng(_SEED)
-    x = rng.standard_normal((rows, _HIDDEN), np.float32).astype(ml_dtypes.bfloat16)
+    rng = np.random.default_rng(SEED)
+    x = rng.standard_normal((rows, K), np.float32).astype(ml_dtypes.bfloat16)
     logits = rng.standard_normal((rows, _EXPERTS), np.float32)
-    operands = gemm_operands(np.array([0, 8, 16], np.int64), 5760, _HIDDEN)
+    operands = gemm_operands(np.array([0, 8, 16], np.int64), GEMM_N, K)
     numbers = rng.integers(0, 1000, rows * 2048).astype(np.uint32)
     module = ptx.Module.parse(_REDUCTION)
 
     def quantize(checks: Checks) -> bytes:
-        made = quantize_mxfp8(x, device=_device(checks))
+        made = quantize_mxfp8(x, device=executor_with(checks))
         return bytes(made.codes.tobytes() + made.scales.tobytes())
 
     def gemm(checks: Checks) -> bytes:
-        return bytes(grouped_gemm(**operands, device=_device(checks), tile="128x8x512", out_dtype="f32").tobytes())
+        return bytes(grouped_gemm(**operands, device=executor_with(checks), tile=GEMM_TILE, out_dtype="f32").tobytes())
 
     def routing(checks: Checks) -> bytes:
-        made = route(logits, 4, _EXPERTS, device=_device(checks))
+        made = route(logits, 4, _EXPERTS, device=executor_with(checks))
         return bytes(made.topk_ids.tobytes() + made.topk_weights.tobytes())
 
     def reduction(checks: Checks) -> bytes:
@@ -174,10 +170,3 @@ def _kernels(rows: int) -> dict[str, Callable[[Checks], bytes]]:
         return bytes(total.tobytes())
 
     return {"quantize": quantize, "gemm": gemm, "routing": routing, "reduction": reduction}
-
-
-def _device(checks: Checks) -> PtxDevice:
-    device = open_device("ptx")
-    assert isinstance(device, PtxDevice)
-    device.checks = checks
-    return device

@@ -52,3 +52,8 @@ def machine(*packages: str) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "versions": {name: version(name) for name in ("numpy", *packages)},
     }
+
+
+def verdict(targets: Mapping[str, float], reached: Mapping[str, bool]) -> dict[str, Any]:
+    """How a benchmark did: its `targets`, which of them are `reached`, and `all_reached`."""
+    return {"targets": dict(targets), "reached": dict(reached), "all_reached": all(reached.values())}

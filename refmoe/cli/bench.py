@@ -81,7 +81,7 @@ def bench(
 
     from refmoe.reports.documents import digest_of
 
-    compared: dict[str, Any]
+    found: dict[str, Any]
     if name != "compare" and (reports or slower_than is not None or ratios_only):
         usage(f"found reports or options of `compare` with the benchmark {name}; needed refmoe bench compare A B")
     if against is not None and name not in AGAINST:
@@ -93,22 +93,19 @@ def bench(
             usage(f"compare: found {len(reports or [])} reports; needed two reports, A from before and B")
         with usage_errors():
             found = compare(*reports, slower_than=slower_than or 0.0, ratios_only=ratios_only)
-        compared = {"kind": "bench", "name": name, **found}
-        compared["digest"] = digest_of(compared)
-        finish(compared, lambda: _print_bench(compared), good=compared["all_reached"], report=report, as_json=as_json)
-    if name not in BENCHES:
+        good = found["all_reached"]
+    elif name not in BENCHES:
         usage(f"NAME: found {name!r}; needed one of {', '.join(BENCHES)}")
-    if against is not None:
+    elif against is not None:
+        name = AGAINST[name]
         with usage_errors():
-            other = importlib.import_module(f"refmoe.bench.{AGAINST[name]}").run(against)
-        compared = {"kind": "bench", "name": AGAINST[name], **other}
-        compared["digest"] = digest_of(compared)
-        good = compared.get("all_reached", True)
-        finish(compared, lambda: _print_bench(compared), good=good, report=report, as_json=as_json)
-    measured: dict[str, Any] = importlib.import_module(f"refmoe.bench.{name}").run()
-    document = {"kind": "bench", "name": name, **measured}
+            found = importlib.import_module(f"refmoe.bench.{name}").run(against)
+        good = found.get("all_reached", True)
+    else:
+        found = importlib.import_module(f"refmoe.bench.{name}").run()
+        good = name not in HELD or found["all_reached"]
+    document = {"kind": "bench", "name": name, **found}
     document["digest"] = digest_of(document)
-    good = name not in HELD or document["all_reached"]
     finish(document, lambda: _print_bench(document), good=good, report=report, as_json=as_json)
 
 

@@ -6,9 +6,10 @@ import contextlib
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -17,6 +18,8 @@ from refmoe.errors import ArgumentError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+T = TypeVar("T")
 
 #: Exit status after Ctrl-C, as shells have it.
 INTERRUPTED = 130
@@ -83,6 +86,68 @@ def finish(
     else:
         show()
     raise typer.Exit(0 if good else 1)
+
+
+def tracked(items: Iterable[T], words: str, total: int | None = None) -> Iterable[T]:
+    """Items as they are taken, with a progress bar on standard error if that is a terminal."""
+    from rich.progress import track
+
+    return track(items, words, total=total, console=make_console(stderr=True), transient=True)
+
+
+def run_on_gpu(
+    module: ModuleType,
+    words: str,
+    good: Callable[[dict[str, Any]], bool],
+    report: Path | None,
+    as_json: bool,
+    **options: int,
+) -> NoReturn:
+    """Run a module of refmoe.silicon with a progress bar over `words`; without a GPU end with exit status 3."""
+    from rich.progress import track
+
+    from refmoe.cuda.device import DeviceUnavailable
+
+    console = make_console(stderr=True)
+    try:
+        document = module.run(**options, progress=lambda items: track(items, words, console=console, transient=True))
+    except DeviceUnavailable as error:
+        typer.echo(f"SKIPPED {error}", err=as_json)
+        raise typer.Exit(3) from None
+
+    def show() -> None:
+        typer.echo(module.summary(document), nl=False)
+
+    finish(document, show, good=good(document), report=report, as_json=as_json)
+
+
+def check_output(option: str, path: Path, as_json: bool) -> None:
+    """See that an option's output can go to `path`, or for "-" to standard output.
+
+    Raises:
+        ArgumentError: it cannot.
+    """
+    if path.is_dir():
+        raise ArgumentError(option, f"the folder {path}", "a file")
+    if as_json and str(path) == "-":
+        raise ArgumentError(option, "- with --json, which prints one document", "a file")
+
+
+def write_output(what: str, path: Path, text: str) -> None:
+    """Write a text to `path` and say so, or for "-" print it."""
+    from refmoe.files import write_atomic
+
+    if str(path) == "-":
+        typer.echo(text, nl=False)
+    else:
+        write_atomic(path, text)
+        typer.echo(f"{what}: {path}", err=True)
+
+
+def check_picture(option: str, path: Path | None) -> None:
+    """See that a picture can be drawn into a file of that name."""
+    if path is not None and path.suffix.lower() not in (".png", ".svg"):
+        usage(f"{option}: found {path}; needed a name that ends in .png or .svg")
 
 
 def write_files(texts: Mapping[Path, Callable[[], str]]) -> tuple[list[Path], list[str]]:

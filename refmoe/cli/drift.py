@@ -13,6 +13,7 @@ from refmoe.cli.common import (
     JsonOption,
     ReportOption,
     app,
+    check_picture,
     file_option,
     finish,
     listed,
@@ -107,8 +108,7 @@ def drift(
 
     if mode not in (*_MODES, "both"):
         usage(f"--mode: found {mode!r}; needed one of {', '.join(_MODES)}, both")
-    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
-        usage(f"--plot: found {plot}; needed a name that ends in .png or .svg")
+    check_picture("--plot", plot)
     if weights is not None and (weights not in WEIGHTS or checkpoint is not None):
         found = "a checkpoint, which has its own" if checkpoint is not None else repr(weights)
         usage(f"--weights: found {found}; needed one of {', '.join(WEIGHTS)} for the random checkpoint")

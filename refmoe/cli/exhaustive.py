@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
-from refmoe.cli.common import INTERRUPTED
+from refmoe.cli.common import INTERRUPTED, finish
 from refmoe.errors import ArgumentError
-from refmoe.files import write_atomic
 from refmoe.verify.workers import Workers
 
 
@@ -27,8 +25,8 @@ def run_exhaustive(
     *,
     fresh: bool,
     as_json: bool,
-) -> int:
-    """Sweep, prove, write the report; returns the exit status.
+) -> NoReturn:
+    """Sweep, prove, write the report, and exit.
 
     Partial results lie next to the report, in REPORT.partial; the same command goes on from there.
 
@@ -73,17 +71,15 @@ def run_exhaustive(
         proofs = prove_entries(pieces, ledger, arch, workers, tell_proof)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; {done} of {len(pieces)} pieces are in {ledger.path}: run it again to go on", err=True)
-        return INTERRUPTED
+        raise typer.Exit(INTERRUPTED) from None
     options = [f"--device {device}", f"--arch {arch}"]
     for option, values in (("suite", suites), ("dtype", dtypes), ("policy", policies)):
         options += [f"--{option} {value}" for value in values]
     command = " ".join(["refmoe parity --level exhaustive", *options])
     rows = rows_of(pieces, ledger)
     document = document_of(rows, proofs, device=device, arch=arch, command=command, seconds=time.monotonic() - started)
-    write_atomic(path, json.dumps(document, indent=1) + "\n")
-    if as_json:
-        typer.echo(json.dumps(document, indent=1))
-    else:
+
+    def show() -> None:
         total = document["summary"]
         for sentence in failures(document):
             typer.echo(sentence)
@@ -92,4 +88,5 @@ def run_exhaustive(
             f"{total['pairs']:,} pairs, {total['bytes']:,} bytes compared, {total['differing']:,} differ; "
             f"{total['proofs']} entries followed for every input, {total['refused']} refused; {path}"
         )
-    return 0 if document["passed"] else 1
+
+    finish(document, show, good=document["passed"], report=path, as_json=as_json)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_console
+from refmoe.cli.common import JsonOption, ReportOption, app, finish, tracked
 
 
 @app.command(epilog="Examples:\n\nrefmoe faults --fault routing\n\nrefmoe faults --most 3 --jobs 2")
@@ -24,17 +24,13 @@ def faults(
     A planted fault is a change that breaks a kernel on purpose. If only one case catches it, add a second case, because
     a later change of the first one could let the fault pass. Exit status 1 if fewer than two cases catch a fault.
     """
-    from rich.progress import track
-
     from refmoe.errors import ArgumentError
     from refmoe.verify.plant import find_company, load_patches
 
     patches = [each for each in load_patches() if not fault or any(word in each.name for word in fault)]
     if not patches:
         raise ArgumentError("fault", ", ".join(fault or ()), "a part of the name of a fault in refmoe/families/mutants")
-    console = make_console(stderr=True)
-    running = find_company(patches, most=most, jobs=jobs)
-    found = list(track(running, "faults", total=len(patches), console=console, transient=True))
+    found = list(tracked(find_company(patches, most=most, jobs=jobs), "faults", len(patches)))
     alone = [each for each in found if each.alone]
 
     def show() -> None:

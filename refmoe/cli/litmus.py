@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
-from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_console, usage
+from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_console, run_on_gpu, tracked, usage
 
 B = TypeVar("B")
 T = TypeVar("T")
@@ -39,10 +38,11 @@ def litmus(
     program leaves an outcome that the model does not allow. --device cuda checks only the outcomes: programs without
     a race run on a GPU under stress, so often that rare outcomes show. Without a GPU that ends with exit status 3.
     """
-    from rich.progress import track
-
     if device == "cuda":
-        _on_silicon(programs, seed, runs, report, as_json)
+        from refmoe.silicon import litmus as silicon
+
+        asked = {"programs": programs, "seed": seed, "runs": runs}
+        run_on_gpu(silicon, "programs", lambda document: not document["outside"], report, as_json, **asked)
     if device != "ptx":
         usage(f"--device: found {device!r}; needed ptx, the executor, or cuda, a GPU")
 
@@ -52,8 +52,7 @@ def litmus(
     from refmoe.verify.workers import deaf_to_interrupts, worker_pool
 
     def watched(what: str, items: Iterable[T]) -> Iterable[T]:
-        batches = -(-programs // BATCH)
-        return track(items, what, total=batches, console=make_console(stderr=True), transient=True)
+        return tracked(items, what, -(-programs // BATCH))
 
     def spread(work: Callable[[B], T], batches: Iterable[B]) -> Iterable[T]:
         if jobs == 1:
@@ -79,25 +78,3 @@ def litmus(
             typer.echo("--report FILE has a program of each row, its PTX, and why the model decides as it does.")
 
     finish(document, show, good=result.passed, report=report, as_json=as_json)
-
-
-def _on_silicon(programs: int, seed: int, runs: int, report: Path | None, as_json: bool) -> NoReturn:
-    """Run programs on a GPU; without one end with exit status 3."""
-    from rich.progress import track
-
-    from refmoe.cuda.device import DeviceUnavailable
-    from refmoe.silicon import litmus as silicon
-
-    console = make_console(stderr=True)
-    try:
-        document = silicon.run(
-            programs, seed, runs, progress=lambda items: track(items, "programs", console=console, transient=True)
-        )
-    except DeviceUnavailable as error:
-        typer.echo(f"SKIPPED {error}", err=as_json)
-        raise typer.Exit(3) from None
-
-    def show() -> None:
-        typer.echo(silicon.summary(document), nl=False)
-
-    finish(document, show, good=not document["outside"], report=report, as_json=as_json)

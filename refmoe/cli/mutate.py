@@ -20,6 +20,7 @@ from refmoe.cli.common import (
     file_option,
     finish,
     make_console,
+    tracked,
     usage_errors,
 )
 
@@ -97,7 +98,7 @@ def mutate(
     start = time.perf_counter()
     # The mutants of sources are found without a run; which entries cases launch has to be seen.
     run = not listed or not floor or "ptx" in floor
-    reached = measure(lambda cases: _watched(cases, "cases on the sound kernels", console)) if run else []
+    reached = measure(lambda cases: tracked(cases, "cases on the sound kernels")) if run else []
     everywhere = all_sites(reached, floors=floor or (), operators=operator or (), kernels=kernel or ())
     sites = _named(everywhere, mutant) if mutant else everywhere
     if sample is None and not listed and not mutant:
@@ -116,7 +117,7 @@ def mutate(
     interrupted = False
     try:
         tries = sweep(pending, functools.partial(try_forked, most=cases), ledger, workers)
-        for name, tried in _watched(tries, "mutants", console, len(pending)):
+        for name, tried in tracked(tries, "mutants", len(pending)):
             if tried["outcome"] == "survived":
                 console.print(f"survived {name} ({tried['cases']} cases passed)", markup=False)
     except KeyboardInterrupt:
@@ -140,12 +141,6 @@ def mutate(
             typer.echo(sentence)
 
     finish(document, show, good=document["passed"], report=report, as_json=as_json)
-
-
-def _watched(items: Any, words: str, console: Any, total: int | None = None) -> Any:
-    from rich.progress import track
-
-    return track(items, words, total=total, console=console, transient=True)
 
 
 def _named(sites: list[Site], names: list[str]) -> list[Site]:

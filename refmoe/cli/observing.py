@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from refmoe.cli.common import check_output, write_output
 from refmoe.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -122,22 +123,11 @@ def open_profile(path: Path | None, as_json: bool) -> Profile | None:
 
     if path is None:
         return None
-    if path.is_dir():
-        raise ArgumentError("--profile", f"the folder {path}", "a file")
-    if as_json and str(path) == "-":
-        raise ArgumentError("--profile", "- with --json, which prints one document", "a file")
+    check_output("--profile", path, as_json)
     return Profile()
 
 
 def write_profile(profile: Profile | None, path: Path | None) -> None:
     """Write the counts to `path`."""
-    from refmoe.files import write_atomic
-
-    if profile is None or path is None:
-        return
-    text = profile.json() if path.suffix == ".json" else profile.text()
-    if str(path) == "-":
-        typer.echo(text, nl=False)
-    else:
-        write_atomic(path, text)
-        typer.echo(f"profile: {path}", err=True)
+    if profile is not None and path is not None:
+        write_output("profile", path, profile.json() if path.suffix == ".json" else profile.text())

@@ -14,6 +14,7 @@ from refmoe.cli.common import (
     JsonOption,
     ReportOption,
     app,
+    check_picture,
     file_option,
     finish,
     listed,
@@ -184,8 +185,7 @@ def convert(
     from refmoe.policies.convert_view import conversion_view
     from refmoe.reports.convert import convert_document, failures
 
-    if picture is not None and picture.suffix.lower() not in (".png", ".svg"):
-        usage(f"--picture: found {picture}; needed a name that ends in .png or .svg")
+    check_picture("--picture", picture)
     start = time.perf_counter()
     with usage_errors():
         if sources:

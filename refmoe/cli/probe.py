@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from refmoe.cli.common import JsonOption, app, file_option, finish, listed, make_console, usage, usage_errors, writing
+from refmoe.cli.common import JsonOption, app, file_option, finish, listed, tracked, usage, usage_errors, writing
 
 _BundleOption = Annotated[
     Path | None, file_option("Write all questions and answers to FILE, which you can send to refmoe.")
@@ -70,8 +70,6 @@ def _ask(
     names: bool,
     as_json: bool,
 ) -> NoReturn:
-    from rich.progress import track
-
     from refmoe.files import write_atomic
     from refmoe.probe import bundle as bundles
     from refmoe.reports.probe import verdict
@@ -86,12 +84,9 @@ def _ask(
     if names:
         typer.echo("\n".join(each.name for each in instructions))
         raise typer.Exit
-    console = make_console(stderr=True)
     records: list[dict[str, Any]] = []
     if "probes" in parts:
-        records = bundles.probe(
-            box, instructions, lambda items: track(items, "instructions", console=console, transient=True)
-        )
+        records = bundles.probe(box, instructions, lambda items: tracked(items, "instructions"))
     made: dict[str, dict[str, Any] | None] = {"parity": None, "benchmarks": None}
     left_out = [] if "probes" in parts else [("probes", "not wanted")]
     on = ["--device", device] + (["--arch", box.target] if device == "ptx" else [])

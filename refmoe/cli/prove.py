@@ -134,10 +134,9 @@ def parity(
             }
             if given := next((name for name, value in others.items() if value), None):
                 raise ArgumentError("level", f"exhaustive with {given}", "it without: it has pieces, not cases")
-            status = run_exhaustive(
+            run_exhaustive(
                 suite or [], dtype or [], policy or [], device, arch, workers, report, fresh=fresh, as_json=as_json
             )
-        raise typer.Exit(status)
     with usage_errors():
         if dtype or policy or fresh:
             raise ArgumentError("level", f"{level} with --dtype, --policy or --fresh", "exhaustive with them")

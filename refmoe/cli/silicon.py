@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
-from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_console, usage
+from refmoe.cli.common import JsonOption, ReportOption, app, run_on_gpu, usage
 
 _DeviceOption = Annotated[str, typer.Option(help="The only device that this command can ask: cuda, the GPU.")]
 
@@ -21,7 +18,7 @@ def conformance(device: _DeviceOption = "cuda", report: ReportOption = None, as_
 
     if device != "cuda":
         usage(f"--device: found {device!r}; needed cuda: the executor is what is held against it")
-    _run(conformance, "instructions", lambda document: not document["differing_opcodes"], report, as_json)
+    run_on_gpu(conformance, "instructions", lambda document: not document["differing_opcodes"], report, as_json)
 
 
 @app.command(epilog="Example:\n\nrefmoe stress --device cuda --report reports/stress.json")
@@ -34,25 +31,4 @@ def stress(device: _DeviceOption = "cuda", report: ReportOption = None, as_json:
 
     if device != "cuda":
         usage(f"--device: found {device!r}; needed cuda: on the executor every run is the same")
-    _run(stress, "kernels, tools", lambda document: bool(document["passed"]), report, as_json)
-
-
-def _run(
-    module: ModuleType, what: str, good: Callable[[dict[str, Any]], bool], report: Path | None, as_json: bool
-) -> NoReturn:
-    """Run a module of refmoe.silicon with a progress bar over `what`; without a GPU end with exit status 3."""
-    from rich.progress import track
-
-    from refmoe.cuda.device import DeviceUnavailable
-
-    console = make_console(stderr=True)
-    try:
-        document = module.run(progress=lambda items: track(items, what, console=console, transient=True))
-    except DeviceUnavailable as error:
-        typer.echo(f"SKIPPED {error}", err=as_json)
-        raise typer.Exit(3) from None
-
-    def show() -> None:
-        typer.echo(module.summary(document), nl=False)
-
-    finish(document, show, good=good(document), report=report, as_json=as_json)
+    run_on_gpu(stress, "kernels, tools", lambda document: bool(document["passed"]), report, as_json)

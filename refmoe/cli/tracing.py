@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from refmoe.cli.common import check_output, write_output
 from refmoe.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -34,10 +35,7 @@ def open_trace(path: Path | None, block: str, as_json: bool) -> Trace | None:
 
     if path is None:
         return None
-    if path.is_dir():
-        raise ArgumentError("--trace", f"the folder {path}", "a file")
-    if as_json and str(path) == "-":
-        raise ArgumentError("--trace", "- with --json, which prints one document", "a file")
+    check_output("--trace", path, as_json)
     if block == "all":
         return Trace()
     parts = block.split(",")
@@ -49,19 +47,12 @@ def open_trace(path: Path | None, block: str, as_json: bool) -> Trace | None:
 
 def write_trace(trace: Trace | None, path: Path | None) -> None:
     """Write a trace to `path`, or say that nothing was recorded."""
-    from refmoe.files import write_atomic
-
     if trace is None or path is None:
         return
     if not trace.events:
         typer.echo("trace: no event: the launch did not come to that block, or uses no barrier and no copy", err=True)
         return
-    text = trace.json() if path.suffix == ".json" else _texts(trace)
-    if str(path) == "-":
-        typer.echo(text, nl=False)
-    else:
-        write_atomic(path, text)
-        typer.echo(f"trace: {path}", err=True)
+    write_output("trace", path, trace.json() if path.suffix == ".json" else _texts(trace))
 
 
 def _texts(trace: Trace) -> str:

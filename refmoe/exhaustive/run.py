@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from refmoe.exhaustive.blockwise import launches_of, prove
 from refmoe.exhaustive.pieces import Piece, do_named
 from refmoe.ptx import Module
 from refmoe.reports.documents import digest_of
-from refmoe.reports.environment import current_environment
+from refmoe.reports.environment import run_facts
 from refmoe.reports.exhaustive import SCHEMA_VERSION, failures, proof_sha256, summary, swept_sha256
 from refmoe.verify.sweep import Ledger, in_order, sweep
 from refmoe.verify.workers import Workers
@@ -123,10 +122,7 @@ def document_of(
     document: dict[str, Any] = {
         "kind": "exhaustive",
         "schema_version": SCHEMA_VERSION,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": command,
-        "environment": current_environment(gpu=device == "cuda").model_dump(),
-        "seconds": round(seconds, 1),
+        **run_facts(command=command, seconds=seconds, gpu=device == "cuda"),
         "device": device,
         "arch": arch,
         "source_sha256": {family: source_sha256(family) for family in families},

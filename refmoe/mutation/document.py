@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from refmoe.mutation.reach import HOST
 from refmoe.mutation.site import Site
 from refmoe.mutation.trial import Tried
 from refmoe.reports.documents import digest_of
-from refmoe.reports.environment import current_environment
+from refmoe.reports.environment import run_facts
 from refmoe.reports.mutation import MUTATION, SCHEMA_VERSION, VERDICTS, failures, figures, grouped
 from refmoe.verify.source import file_sha256
 from refmoe.verify.sweep import Ledger, in_order
@@ -107,10 +106,7 @@ def mutation_document(
     document: dict[str, Any] = {
         "kind": MUTATION.name,
         "schema_version": SCHEMA_VERSION,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": command,
-        "environment": current_environment(gpu=False).model_dump(mode="json"),
-        "seconds": round(seconds, 1),
+        **run_facts(command=command, seconds=seconds),
         "level": "default",
         "source_sha256": {name: file_sha256(name) for name in _files()},
         "compiler": _compiler(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import hashlib
 import math
 from collections import Counter
@@ -15,8 +14,13 @@ import numpy as np
 from refmoe.policies.convert import LEAST, MODES, Conversion, ModeFigures, PowerOfTwoLoss
 from refmoe.policies.convert_inputs import Source
 from refmoe.reports.checks import GateRefusal, first_and_count
+<<<<<<< HEAD
 from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256, digest_of, is_sha256
 from refmoe.reports.environment import Environment, current_environment
+=======
+from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256, digest_of, passed_refusals
+from refmoe.reports.environment import Environment, run_facts
+>>>>>>> house2
 from refmoe.verify.source import python_sha256
 
 SCHEMA_VERSION = "1"
@@ -51,10 +55,7 @@ def convert_document(
     document: dict[str, Any] = {
         "kind": CONVERT.name,
         "schema_version": SCHEMA_VERSION,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": command,
-        "environment": current_environment(gpu=False).model_dump(mode="json"),
-        "seconds": round(seconds, 1),
+        **run_facts(command=command, seconds=seconds),
         "source_sha256": source_sha256(),
         "power_of_two": [dataclasses.asdict(loss) for loss in losses],
         "tensors": [tensor_entry(source, conversion) for source, conversion in found],
@@ -209,9 +210,7 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRe
         return
     found = failures(document)
     yield from (GateRefusal("convert.loss", sentence) for sentence in found)
-    if bool(found) == document["passed"]:
-        said = "passed, and it did not" if found else "did not pass, and nothing was lost"
-        yield GateRefusal("document.passed", f"says itself that it {said}")
+    yield from passed_refusals(document, bool(found), "nothing was lost")
     if document["source_sha256"] != source_sha256():
         text = f"the Python sources that decide its figures changed since they were computed; {CONVERT.again}"
         yield GateRefusal("stale.figures", text)

@@ -36,6 +36,7 @@ __all__ = [
     "digest_of",
     "is_intact",
     "is_sha256",
+    "passed_refusals",
     "read_document",
     "time_refusals",
     "version_text",
@@ -147,6 +148,13 @@ def well_formed(path: Path, kind: str) -> Iterator[None]:
         yield
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as error:
         raise ReportError(f"{path}: says it is of kind {kind}, but lacks or spoils {error}") from error
+
+
+def passed_refusals(document: Mapping[str, Any], failed: bool, otherwise: str) -> Iterator[GateRefusal]:
+    """What is wrong with whether a document says that it passed; `otherwise` tells what holds if nothing failed."""
+    if failed == document["passed"]:
+        said = "passed, and it did not" if failed else f"did not pass, and {otherwise}"
+        yield GateRefusal("document.passed", f"says itself that it {said}")
 
 
 def time_refusals(document: Mapping[str, Any]) -> Iterator[GateRefusal]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from refmoe.chips import CHIPS
 from refmoe.reference.mma import MODELS
 from refmoe.reports.checks import GateRefusal, first_and_count
-from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256
+from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256, passed_refusals
 from refmoe.reports.environment import Environment
 from refmoe.verify.source import python_sha256
 
@@ -124,9 +124,7 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRe
         return
     found = list(_failures(document))
     yield from found
-    if bool(found) == document["passed"]:
-        said = "passed, and it did not" if found else "did not pass, and all that must be equal is"
-        yield GateRefusal("document.passed", f"says itself that it {said}")
+    yield from passed_refusals(document, bool(found), "all that must be equal is")
     if document["source_sha256"] != source_sha256():
         text = f"the Python sources that decide its figures changed since they were computed; {DRIFT.again}"
         yield GateRefusal("stale.figures", text)

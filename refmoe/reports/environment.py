@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
 from importlib import metadata
+<<<<<<< HEAD
 from typing import Annotated
+=======
+from typing import Any
+>>>>>>> house2
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,6 +35,16 @@ class Environment(BaseModel):
     driver: Word | None
     platform: Word
     processors: Annotated[int, Field(ge=1)]
+
+
+def run_facts(*, command: str, seconds: float, gpu: bool = False) -> dict[str, Any]:
+    """What every document of a run says of it: when, by which command, on what, and how many seconds it took."""
+    return {
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": command,
+        "environment": current_environment(gpu=gpu).model_dump(mode="json"),
+        "seconds": round(seconds, 1),
+    }
 
 
 def current_environment(*, gpu: bool) -> Environment:

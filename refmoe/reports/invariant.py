@@ -13,7 +13,7 @@ from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
 from refmoe.reference.moe.paths import PATHS
 from refmoe.reports.checks import GateRefusal, first_and_count
-from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256
+from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256, passed_refusals
 from refmoe.reports.environment import Environment
 from refmoe.verify.source import python_sha256
 
@@ -148,9 +148,7 @@ def _failures(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
 def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRefusal]:
     found = list(_failures(document))
     yield from found
-    if bool(found) == document["passed"]:
-        said = "passed, and it did not" if found else "did not pass, and nothing in it failed"
-        yield GateRefusal("document.passed", f"says itself that it {said}")
+    yield from passed_refusals(document, bool(found), "nothing in it failed")
     yield from _stale(document, present)
     yield from _paths(document)
     certificates = document["certificates"]

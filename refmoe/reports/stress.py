@@ -12,7 +12,7 @@ from refmoe.families import FAMILIES
 from refmoe.families.case import Fields
 from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.consistency import entry_names
-from refmoe.reports.documents import Count, Kind, Model, PresentHash, Sha256
+from refmoe.reports.documents import Count, Kind, Model, PresentHash, Sha256, passed_refusals
 from refmoe.reports.environment import Environment
 
 #: How often every kernel runs.
@@ -85,9 +85,7 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRe
         yield GateRefusal("stale.family", f"has the source of {family}, which is no kernel family; {STRESS.again}")
     found = list(_failures(document))
     yield from found
-    if bool(found) == document["passed"]:
-        said = "passed, and it did not" if found else "did not pass, and nothing in it failed"
-        yield GateRefusal("document.passed", f"says itself that it {said}")
+    yield from passed_refusals(document, bool(found), "nothing in it failed")
     yield from _tools(document["sanitizers"])
     yield from _reruns(document)
 

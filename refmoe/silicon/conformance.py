@@ -9,6 +9,7 @@ registers, and matrix descriptors of any fields.
 
 from __future__ import annotations
 
+import ctypes
 import re
 import subprocess
 import tempfile
@@ -107,17 +108,9 @@ def multiply_on_executor(module: ptx.Module, entry: str, draw: Draw) -> Any:
 
 
 def _multiply_on_gpu(device: CudaDevice, handle: Any, entry: str, draw: Draw) -> Any:
-    import ctypes
-
-    torch = device.torch
     arrays = [draw.image, draw.places, np.ascontiguousarray(draw.rows), draw.entry.packed(draw.sums)]
     tensors = [device.upload("in", array.reshape(-1)) for array in arrays]
-    function = device.call("cuModuleGetFunction", handle, entry.encode())
-    values = tuple(tensor.data_ptr() for tensor in tensors)
-    shape = (len(draw.places), 1, 1, CTA // 2, 1, 1, 0)
-    stream = torch.cuda.current_stream().cuda_stream
-    device.call("cuLaunchKernel", function, *shape, stream, (values, (ctypes.c_void_p,) * len(values)), 0)
-    torch.cuda.synchronize()
+    _launch(device, handle, entry, len(draw.places), CTA // 2, tensors)
     return draw.entry.unpacked(device.download(tensors[-1]).view(np.uint32))
 
 
@@ -227,20 +220,22 @@ def run_on_executor(module: ptx.Module, entry: str, probe: Probe, sources: Seque
 
 
 def _run_on_gpu(device: CudaDevice, handle: Any, entry: str, probe: Probe, sources: Sequence[Any]) -> list[Any]:
-    import ctypes
-
-    torch = device.torch
     lanes = len(sources[0])
     inputs = [device.upload("in", source) for source in sources]
     dtypes = [stored_dtype(kind) for kind in probe.results]
     results = [device.output("out", (lanes * dtype.itemsize,), 0) for dtype in dtypes]
-    function = device.call("cuModuleGetFunction", handle, entry.encode())
-    values = tuple(tensor.data_ptr() for tensor in (*inputs, *results))
-    stream = torch.cuda.current_stream().cuda_stream
-    shape = (lanes // CTA, 1, 1, CTA, 1, 1, 0)
-    device.call("cuLaunchKernel", function, *shape, stream, (values, (ctypes.c_void_p,) * len(values)), 0)
-    torch.cuda.synchronize()
+    _launch(device, handle, entry, lanes // CTA, CTA, [*inputs, *results])
     return [device.download(result).view(dtype) for result, dtype in zip(results, dtypes, strict=True)]
+
+
+def _launch(device: CudaDevice, handle: Any, entry: str, blocks: int, threads: int, tensors: Sequence[Any]) -> None:
+    """Launch an entry of a loaded module on the GPU with the addresses of tensors, and wait for its end."""
+    function = device.call("cuModuleGetFunction", handle, entry.encode())
+    values = tuple(tensor.data_ptr() for tensor in tensors)
+    stream = device.torch.cuda.current_stream().cuda_stream
+    arguments = (values, (ctypes.c_void_p,) * len(values))
+    device.call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, 0)
+    device.torch.cuda.synchronize()
 
 
 def compare(probe: Probe, sources: Sequence[Any], silicon: Sequence[Any], executor: Sequence[Any]) -> Outcome:

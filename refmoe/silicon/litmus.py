@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,10 +29,9 @@ from refmoe.litmus.stressed import INSTANCE_BYTES, MEETING_BYTES, SCRATCH_BYTES,
 from refmoe.litmus.verdict import ModelVerdict
 from refmoe.reports.documents import digest_of
 from refmoe.reports.litmus import LITMUS, litmus_sha256
-from refmoe.silicon.conformance import assembled
+from refmoe.silicon.conformance import Progress, assembled
 
 Array = Any
-Progress = Callable[[Iterable[Any]], Iterable[Any]]
 Outcome = tuple[int, ...]
 
 #: Programs of one module.

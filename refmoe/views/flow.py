@@ -10,7 +10,7 @@ the router's logits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -289,15 +289,8 @@ def _rows(model: FlowModel, m: int, routing: str, seed: int) -> tuple[int, ...]:
 def _plan(model: FlowModel, m: int, quantization: str, chip: Chip) -> Sequence[LaunchStep]:
     """The launches, on buffers that are their own names."""
     options = LayerOptions(quantization, "mxfp8" if quantization == "ready" else "bf16")
-    shape = LayerShape(m, model.top_k, model.experts, model.hidden, model.intermediate)
-    given = ("x", "topk_ids", "topk_weights", *_WEIGHTS, "gate_up_bias", "down_bias", "out")
-    absent = ("gate_up_alpha", "down_alpha", "swiglu_alpha", "swiglu_beta", "swiglu_limit")
-    buffers = LayerBuffers(
-        **{name: name for name in given},
-        **dict.fromkeys(absent),
-        input_sf="input_sf" if quantization == "ready" else None,
-        workspace={name: name for name in workspace_bytes(shape, options)},
-    )
+    shape = _shape(model, m)
+    buffers = _buffers(quantization, workspace_bytes(shape, options))
     return layer_steps(shape, options, buffers, multiprocessors=chip.multiprocessors, arch=chip.arch)
 
 
@@ -305,18 +298,26 @@ def _integer_plan(
     model: FlowModel, m: int, path: str, chip: Chip, *, quantization: str, output: str
 ) -> Sequence[LaunchStep]:
     """Likewise of a layer by integer products."""
-    shape = LayerShape(m, model.top_k, model.experts, model.hidden, model.intermediate)
+    shape = _shape(model, m)
+    buffers = _buffers(quantization, integer_workspace_bytes(shape, path, quantization=quantization, output=output))
+    return integer_steps(
+        shape, path, buffers, quantization=quantization, output=output, multiprocessors=chip.multiprocessors
+    )
+
+
+def _shape(model: FlowModel, m: int) -> LayerShape:
+    return LayerShape(m, model.top_k, model.experts, model.hidden, model.intermediate)
+
+
+def _buffers(quantization: str, workspace: Iterable[str]) -> LayerBuffers:
+    """Buffers that are their own names: no scale of the second kind, and of SwiGLU the usual parameters."""
     given = ("x", "topk_ids", "topk_weights", *_WEIGHTS, "gate_up_bias", "down_bias", "out")
     absent = ("gate_up_alpha", "down_alpha", "swiglu_alpha", "swiglu_beta", "swiglu_limit")
-    space = integer_workspace_bytes(shape, path, quantization=quantization, output=output)
-    buffers = LayerBuffers(
+    return LayerBuffers(
         **{name: name for name in given},
         **dict.fromkeys(absent),
         input_sf="input_sf" if quantization == "ready" else None,
-        workspace={name: name for name in space},
-    )
-    return integer_steps(
-        shape, path, buffers, quantization=quantization, output=output, multiprocessors=chip.multiprocessors
+        workspace={name: name for name in workspace},
     )
 
 

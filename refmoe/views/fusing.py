@@ -71,15 +71,13 @@ class Saving:
         return self.saved / self.layer
 
 
-def fusing(model: str, m: int, *, routing: str = "uniform", seed: int = 7) -> tuple[Flow, Flow, tuple[Saving, ...]]:
+def fusing(model: str, m: int, *, routing: str = "uniform") -> tuple[Flow, Flow, tuple[Saving, ...]]:
     """The layer with its quantization separate, and fused, and what that saves on each product, launch by launch cost.
 
     Raises:
         ArgumentError: as `flow`.
     """
-    separate, fused = (
-        flow(KERNEL_PATH, model, m, quantization=way, routing=routing, seed=seed) for way in ("separate", "fused")
-    )
+    separate, fused = (flow(KERNEL_PATH, model, m, quantization=way, routing=routing) for way in ("separate", "fused"))
     launches = separate.launches - fused.launches
     savings = tuple(
         Saving(

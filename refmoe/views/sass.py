@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ _SECTION = re.compile(r"^\s*\.section\s+\.text\.(\w+),.*$", re.MULTILINE)
 # Without a predicate: /*0040*/ @P0 LDC R1, c[0x0][0x37c] ;
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:\{\s*)?(?:@!?\w+\s+)?(.+?)\s*[;}]", re.MULTILINE)
 _LOCAL = ("LDL", "STL")
+#: What our kernel writes where it is compared.
+_OUT_DTYPE = "bf16"
 #: Figures of a kernel, in the words of the table.
 _ROWS: Mapping[str, str] = {
     "instructions": "instructions",
@@ -167,7 +169,7 @@ def read_sass(
     return Sass(name, arch, entry, dict(products), len(opcodes), local, usages[entry], stages, shared_bytes)
 
 
-def gemm_sass(tile: Tile, arch: str, *, out_dtype: str = "bf16", stages: int | None = None) -> Sass:
+def gemm_sass(tile: Tile, arch: str, *, stages: int | None = None) -> Sass:
     """Our grouped GEMM in one tile, compiled if need be.
 
     Raises:
@@ -176,26 +178,28 @@ def gemm_sass(tile: Tile, arch: str, *, out_dtype: str = "bf16", stages: int | N
     """
     depth = check_tile(tile, arch=arch, stages=stages)
     find_nvdisasm()  # before the compiler runs
-    kernel = GEMM.kernel(tile, out_dtype)
+    kernel = GEMM.kernel(tile, _OUT_DTYPE)
     target = Target(kernel.path(CSRC), arch, "cubin")
     cubin = build([target])[target]
-    plan = GEMM.plan(tile, out_dtype, depth, (), None, GemmShape(1, 1, tile.m, tile.k), multiprocessors=1)
-    name = f"refmoe {tile} {out_dtype}"
+    plan = GEMM.plan(tile, _OUT_DTYPE, depth, (), None, GemmShape(1, 1, tile.m, tile.k), multiprocessors=1)
+    name = f"refmoe {tile} {_OUT_DTYPE}"
     return read_sass(
         cubin, Path(f"{cubin}.log"), kernel.entry, name=name, arch=arch, stages=depth, shared_bytes=plan.shared_bytes
     )  # fmt: skip
 
 
-def cutlass_sass(asked: cutlass.Build) -> Sass | None:
-    """CUTLASS's grouped GEMM, if it is built; its cubin is made from its PTX then.
+def cutlass_sass(asked: cutlass.Build) -> Sass | NotBuilt:
+    """CUTLASS's grouped GEMM, whose cubin is made from its PTX; or why it is not there.
 
     Raises:
-        CutlassMissing: no headers of CUTLASS, which name the build.
         ToolchainError: no compiler or no disassembler.
     """
-    built = cutlass.find_built(asked)
-    if built is None:
-        return None
+    try:
+        built = cutlass.find_built(asked)
+        if built is None:
+            return not_built(asked)
+    except cutlass.CutlassMissing as error:
+        return NotBuilt(f"CUTLASS {asked}", str(error), None)
     find_nvdisasm()
     found = cutlass.HostLibrary(built.library, CHIPS[asked.arch]).description
     path = cutlass.cubin(asked)
@@ -218,19 +222,20 @@ def compare_sass(tile: str, arch: str, stages: int | None = None) -> tuple[list[
     if arch not in CUTLASS_ARCHITECTURES:
         reason = f"its kernel is for {' and '.join(CUTLASS_ARCHITECTURES)}"
         return kernels, [NotBuilt(f"CUTLASS {asked} on {arch}", reason, None)]
+    for candidate in cutlass_builds(asked, arch):
+        found = cutlass_sass(candidate)
+        if isinstance(found, NotBuilt):
+            absent.append(found)
+        else:
+            kernels.append(found)
+    return kernels, absent
+
+
+def cutlass_builds(tile: Tile, arch: str) -> Iterator[cutlass.Build]:
+    """The builds of CUTLASS's grouped GEMM in a tile, the default one first."""
     for swapped in (True, False):
         for schedule in SCHEDULES:
-            build = cutlass.Build(schedule, swapped, arch, asked)  # type: ignore[arg-type]
-            try:
-                found = cutlass_sass(build)
-            except cutlass.CutlassMissing as error:
-                absent.append(NotBuilt(f"CUTLASS {build}", str(error), None))
-                continue
-            if found is None:
-                absent.append(not_built(build))
-            else:
-                kernels.append(found)
-    return kernels, absent
+            yield cutlass.Build(schedule, swapped, arch, tile)  # type: ignore[arg-type]
 
 
 def not_built(build: cutlass.Build) -> NotBuilt:

@@ -15,10 +15,10 @@ from refmoe.exhaustive.pieces import SUBJECTS, Piece
 
 @pytest.fixture
 def thin(monkeypatch: pytest.MonkeyPatch) -> list[Piece]:
-    """Two amaxes of one kernel and one reference, instead of all."""
+    """Two amaxes of one kernel and one reference of its format, instead of all."""
     chosen = [
         Piece(SUBJECTS[name], "fp16", "rceil", "exact", amax, amax)
-        for name in ("mxfp8_quantize.8x4", "reference.mxfp4")
+        for name in ("mxfp8_quantize.8x4", "reference.mxfp8")
         for amax in (3, 20000)
     ]
     monkeypatch.setattr(pieces, "list_pieces", lambda suites, dtypes: chosen)
@@ -35,7 +35,7 @@ def test_a_sweep_goes_on_from_what_is_kept(thin: list[Piece], tmp_path: Path) ->
     assert document["passed"]
     assert [(row["subject"], row["pieces"]) for row in document["rows"]] == [
         ("mxfp8_quantize.8x4", 2),
-        ("reference.mxfp4", 2),
+        ("reference.mxfp8", 2),
     ]
     assert [proof["refusals"] for proof in document["proofs"]] == [[]]
     partial = report.with_name("exhaustive.json.partial")

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.checkpoints import open_as
 
 from refmoe.drift import DriftPath, DriftPathError, DriftRun, PathComparison, drift_path, run_drift
 from refmoe.drift.document import dependent_sequences
 from refmoe.drift.inputs import draw_prompts, open_or_write, parse_prompts, parse_sweeps, sweep_points
 from refmoe.drift.paths import DEFAULT_PATHS, NVFP4_PATHS, named_paths
 from refmoe.errors import ArgumentError
-from refmoe.models import GptOssCheckpoint, GptOssConfig, open_checkpoint, write_checkpoint
+from refmoe.models import GptOssCheckpoint, GptOssConfig, write_checkpoint
 from refmoe.reference.fp32 import BF16
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.tensor import MXTensor
@@ -38,9 +39,7 @@ TEACHER, FREE = "teacher-forced", "free-running"
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> GptOssCheckpoint:
-    checkpoint = open_checkpoint(write_checkpoint(tmp_path_factory.mktemp("small"), SMALL, 3))
-    assert isinstance(checkpoint, GptOssCheckpoint)
-    return checkpoint
+    return open_as(GptOssCheckpoint, write_checkpoint(tmp_path_factory.mktemp("small"), SMALL, 3))
 
 
 @pytest.fixture(scope="module")
@@ -364,8 +363,7 @@ PATHS = ("marlin", "dp4a", "llama_cpp", "cutlass:separate:floor", "nvfp4")
 
 
 def test_a_checkpoint_in_nvfp4_and_what_its_paths_are(tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(write_checkpoint(tmp_path / "nvfp4", SMALL, 3, "nvfp4"))
-    assert isinstance(checkpoint, GptOssCheckpoint)
+    checkpoint = open_as(GptOssCheckpoint, write_checkpoint(tmp_path / "nvfp4", SMALL, 3, "nvfp4"))
     paths, base = named_paths(None, None, None, NVFP4_PATHS)
     prompts = draw_prompts(64, 2, 3, 1)
     run = run_drift(checkpoint, paths, prompts, base=base, steps=2, modes=[TEACHER])

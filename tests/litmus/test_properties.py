@@ -35,11 +35,11 @@ COUNT = 150
 
 
 @cache
-def programs(count: int = COUNT) -> tuple[tuple[Program, ModelVerdict], ...]:
+def programs() -> tuple[tuple[Program, ModelVerdict], ...]:
     """Random programs with their verdicts, of as many systematic ones as random ones."""
     random_ = random.Random(SEED)
     found = []
-    for program in itertools.chain(random_.sample(list(systematic()), count), drawn(SEED)):
+    for program in itertools.chain(random_.sample(list(systematic()), COUNT), drawn(SEED)):
         try:
             program.check()
             verdict = judge(program)
@@ -47,7 +47,7 @@ def programs(count: int = COUNT) -> tuple[tuple[Program, ModelVerdict], ...]:
             continue
         if verdict.executions:
             found.append((program, verdict))
-        if len(found) == 2 * count:
+        if len(found) == 2 * COUNT:
             break
     return tuple(found)
 

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from support.checkpoints import TINY, read_header, write_header
+from support.checkpoints import (
+    TINY,
+    open_as,
+    outcomes_of_damage,
+    read_header,
+    refusal,
+    rename_tensor,
+    write_header,
+)
 
 from refmoe.errors import ArgumentError
 from refmoe.models import CheckpointError, GptOssCheckpoint, GptOssConfig, open_checkpoint, write_checkpoint
 
 BIAS = "model.layers.2.mlp.experts.down_proj_bias"
+
+opened = partial(open_as, GptOssCheckpoint)
 
 
 @pytest.fixture(scope="module")
@@ -32,20 +43,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def damaged(written: Path, tmp_path: Path) -> Path:
     """Copies of the checkpoints that a test may break."""
     return Path(shutil.copytree(written, tmp_path / "copies"))
-
-
-def opened(path: Path) -> GptOssCheckpoint:
-    checkpoint = open_checkpoint(path)
-    assert isinstance(checkpoint, GptOssCheckpoint)
-    return checkpoint
-
-
-def refusal(path: Path) -> CheckpointError:
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(path)
-    assert caught.value.found in str(caught.value)
-    assert caught.value.needed in str(caught.value)
-    return caught.value
 
 
 def edit_header(path: Path, name: str, **fields: Any) -> None:
@@ -196,10 +193,7 @@ def test_a_header_entry_that_makes_no_sense(damaged: Path, fields: dict[str, Any
 
 
 def test_a_missing_tensor(damaged: Path) -> None:
-    path = damaged / "huggingface" / "model.safetensors"
-    header, data = read_header(path)
-    header["model.layers.2.extra"] = header.pop(BIAS)
-    write_header(path, header, data)
+    rename_tensor(damaged / "huggingface" / "model.safetensors", BIAS, "model.layers.2.extra")
     error = refusal(damaged / "huggingface")
     assert error.tensor == BIAS
     assert error.found.startswith("no such tensor among 79")
@@ -363,22 +357,7 @@ def test_bfloat16_is_bfloat16(written: Path) -> None:
 def test_any_damage_to_what_is_read_first_is_refused_in_words(damaged: Path, victim: str) -> None:
     """Bytes changed, dropped or doubled anywhere in header or configuration: opened, or refused by our own error."""
     folder = damaged / "huggingface"
-    path, rng = folder / victim, np.random.default_rng(0)
+    path = folder / victim
     content = path.read_bytes()
     reach = 8 + int.from_bytes(content[:8], "little") if victim.endswith("safetensors") else len(content)
-    outcomes = set()
-    for trial in range(150):
-        at, broken = int(rng.integers(reach)), bytearray(content)
-        if trial % 3 == 0:
-            broken[at] = int(rng.integers(256))
-        elif trial % 3 == 1:
-            del broken[at : at + int(rng.integers(1, 40))]
-        else:
-            broken[at:at] = broken[at : at + int(rng.integers(1, 40))]
-        path.write_bytes(broken)
-        try:
-            open_checkpoint(folder)
-            outcomes.add("opened")
-        except CheckpointError:
-            outcomes.add("refused")
-    assert "refused" in outcomes
+    assert "refused" in outcomes_of_damage(path, folder, reach, 150)

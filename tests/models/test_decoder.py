@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support import decoder_specification
-from support.checkpoints import TINY, TINY_DEEPSEEK
+from support.checkpoints import TINY, TINY_DEEPSEEK, open_as
 
 from refmoe.errors import ArgumentError
 from refmoe.models import Decoder, GptOssCheckpoint, GptOssConfig, Step, open_checkpoint, write_checkpoint
@@ -38,15 +38,9 @@ SMALL = GptOssConfig(
 )
 
 
-def load(folder: Path, config: GptOssConfig, seed: int) -> GptOssCheckpoint:
-    checkpoint = open_checkpoint(write_checkpoint(folder, config, seed))
-    assert isinstance(checkpoint, GptOssCheckpoint)
-    return checkpoint
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> GptOssCheckpoint:
-    return load(tmp_path_factory.mktemp("tiny"), TINY, 3)
+    return open_as(GptOssCheckpoint, write_checkpoint(tmp_path_factory.mktemp("tiny"), TINY, 3))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +77,7 @@ def one_sequence(step: Step, index: int) -> list[bytes]:
 
 
 def test_bits_are_those_of_the_scalar_specification(tmp_path: Path) -> None:
-    checkpoint = load(tmp_path, SMALL, 11)
+    checkpoint = open_as(GptOssCheckpoint, write_checkpoint(tmp_path, SMALL, 11))
     weights = {name: checkpoint.tensor(name).astype(np.float32) for name in checkpoint.names()}
     prompt = [3, 1, 4, 1, 5, 2, 6]
 
@@ -266,7 +260,7 @@ def test_refusals(tiny: GptOssCheckpoint, tmp_path: Path) -> None:
         ArgumentError, match=r"state: found 4 caches, the first float64 \[1, 0, 2, 16\]; needed 4 of bf"
     ):
         decoder.prefill(np.zeros((1, 1), int), Decoder(tiny, dtype=np.float64).new_state(1))
-    other = Decoder(load(tmp_path / "small", SMALL, 0), moe=halved)
+    other = Decoder(open_as(GptOssCheckpoint, write_checkpoint(tmp_path / "small", SMALL, 0)), moe=halved)
     with pytest.raises(ArgumentError, match=r"state: found 2 caches, .*; needed 4 of bfloat16 \[1, positions, 2, 16\]"):
         decoder.prefill(np.zeros((1, 1), int), other.new_state(1))
     with pytest.raises(ArgumentError, match=r"tokens: found int64 \[1, 1\]; needed integers \[1\]"):

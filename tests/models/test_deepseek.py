@@ -8,16 +8,14 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from support.checkpoints import TINY_DEEPSEEK, read_header, write_header
+from support.checkpoints import TINY_DEEPSEEK, open_as, read_header, refusal, rename_tensor, write_header
 
 from refmoe.errors import ArgumentError
 from refmoe.formats import E4M3
 from refmoe.models import (
     BlockScaledWeight,
-    CheckpointError,
     DeepSeekCheckpoint,
     DeepSeekConfig,
-    open_checkpoint,
     write_checkpoint,
 )
 
@@ -36,8 +34,7 @@ def nearest_fp32(value: Fraction) -> np.float32:
 
 def test_a_weight_is_its_codes_times_the_scale_of_their_block(folder: Path) -> None:
     """Element by element in exact rationals, edges of blocks included."""
-    checkpoint = open_checkpoint(folder)
-    assert isinstance(checkpoint, DeepSeekCheckpoint)
+    checkpoint = open_as(DeepSeekCheckpoint, folder)
     weight = checkpoint.weight("model.layers.0.mlp.gate_proj")
     assert weight.shape == (320, 192)
     assert weight.scale_inv.shape == (3, 2)
@@ -67,8 +64,7 @@ def test_every_code_and_awkward_scales() -> None:
 
 
 def test_a_layer(folder: Path) -> None:
-    checkpoint = open_checkpoint(folder)
-    assert isinstance(checkpoint, DeepSeekCheckpoint)
+    checkpoint = open_as(DeepSeekCheckpoint, folder)
     assert checkpoint.config == TINY_DEEPSEEK
     assert (checkpoint.layers, checkpoint.moe_layers) == (range(3), range(1, 3))
     layer = checkpoint.moe_layer(1)
@@ -84,15 +80,12 @@ def test_a_layer(folder: Path) -> None:
         checkpoint.moe_layer(0)
 
 
-def test_a_missing_scale_names_the_tensor(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_scale_names_the_tensor(tmp_path: Path) -> None:
     whole = write_checkpoint(tmp_path, TINY_DEEPSEEK, 3, "deepseek")
-    path, name = whole / "model.safetensors", "model.layers.2.mlp.experts.1.up_proj.weight_scale_inv"
-    header, data = read_header(path)
-    header["elsewhere"] = header.pop(name)
-    write_header(path, header, data)
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(whole)
-    assert (caught.value.tensor, caught.value.needed) == (name, "F32 [2, 2]")
+    name = "model.layers.2.mlp.experts.1.up_proj.weight_scale_inv"
+    rename_tensor(whole / "model.safetensors", name)
+    error = refusal(whole)
+    assert (error.tensor, error.needed) == (name, "F32 [2, 2]")
 
 
 def test_the_correction_bias_may_be_bf16(tmp_path: Path) -> None:
@@ -106,9 +99,7 @@ def test_the_correction_bias_may_be_bf16(tmp_path: Path) -> None:
         if other != "__metadata__" and entry["data_offsets"][0] >= end:
             entry["data_offsets"] = [offset - 8 for offset in entry["data_offsets"]]
     write_header(path, header, data[:begin] + values.tobytes() + data[end:])
-    checkpoint = open_checkpoint(whole)
-    assert isinstance(checkpoint, DeepSeekCheckpoint)
-    bias = checkpoint.moe_layer(2).correction_bias
+    bias = open_as(DeepSeekCheckpoint, whole).moe_layer(2).correction_bias
     assert bias.dtype == np.float32
     assert bias.tobytes() == values.astype(np.float32).tobytes()
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.checkpoints import BLOCK_FP8_DEEPSEEK, TINY_DEEPSEEK
+from support.checkpoints import BLOCK_FP8_DEEPSEEK, TINY_DEEPSEEK, open_as
 from support.deepseek import random_tokens
 from support.toolchain import NVCC
 
 from refmoe.cuda import open_device
 from refmoe.cuda.moe.deepseek import deepseek_moe, layer_arguments
 from refmoe.errors import ArgumentError
-from refmoe.models import DeepSeekCheckpoint, open_checkpoint, write_checkpoint
+from refmoe.models import DeepSeekCheckpoint, write_checkpoint
 from refmoe.reference import moe_float64, moe_layer
 
 CONFIG = BLOCK_FP8_DEEPSEEK
@@ -22,9 +22,7 @@ CONFIG = BLOCK_FP8_DEEPSEEK
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> DeepSeekCheckpoint:
     folder = write_checkpoint(tmp_path_factory.mktemp("fp8") / "tiny", CONFIG, 5, "deepseek", shards=3)
-    found = open_checkpoint(folder)
-    assert isinstance(found, DeepSeekCheckpoint)
-    return found
+    return open_as(DeepSeekCheckpoint, folder)
 
 
 def test_tensors_are_those_of_the_file(checkpoint: DeepSeekCheckpoint) -> None:
@@ -108,7 +106,6 @@ def test_refused(checkpoint: DeepSeekCheckpoint, layer: int, options: dict[str, 
 
 
 def test_widths_that_are_no_multiple_of_128_are_refused(tmp_path: Path) -> None:
-    found = open_checkpoint(write_checkpoint(tmp_path / "narrow", TINY_DEEPSEEK, 3, "deepseek"))
-    assert isinstance(found, DeepSeekCheckpoint)
+    found = open_as(DeepSeekCheckpoint, write_checkpoint(tmp_path / "narrow", TINY_DEEPSEEK, 3, "deepseek"))
     with pytest.raises(ArgumentError, match=r"found \[160, 192\]; needed multiples of 128, which share a scale"):
         found.block_fp8_layer(1)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.checkpoints import BLOCK_FP8_DEEPSEEK, TINY_DEEPSEEK, read_header, write_header
+from support.checkpoints import BLOCK_FP8_DEEPSEEK, TINY_DEEPSEEK, open_as, overwrite
 from support.deepseek import random_tokens
 
 from refmoe.errors import ArgumentError
-from refmoe.models import CheckpointError, DeepSeekNVFP4Checkpoint, open_checkpoint, write_checkpoint
+from refmoe.models import CheckpointError, DeepSeekNVFP4Checkpoint, write_checkpoint
 from refmoe.reference import BF16Expert, NVFP4Expert, moe_float64, moe_layer
 
 CONFIG = BLOCK_FP8_DEEPSEEK
 SHARED = "*.mlp.shared_experts*"
+
+opened = partial(open_as, DeepSeekNVFP4Checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +29,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def checkpoint(written: Path) -> DeepSeekNVFP4Checkpoint:
     return opened(written)
-
-
-def opened(folder: Path) -> DeepSeekNVFP4Checkpoint:
-    found = open_checkpoint(folder)
-    assert isinstance(found, DeepSeekNVFP4Checkpoint)
-    return found
 
 
 def test_tensors_are_those_of_the_file(checkpoint: DeepSeekNVFP4Checkpoint) -> None:
@@ -115,26 +111,17 @@ def test_a_rank_has_some_of_the_experts(checkpoint: DeepSeekNVFP4Checkpoint) -> 
             checkpoint.nvfp4_layer(layer, **options)
 
 
-def edited(folder: Path, copy: Path, name: str, content: bytes) -> Path:
-    """A copy of a checkpoint of one file in which a tensor begins with other bytes."""
-    shutil.copytree(folder, copy)
-    file = copy / "model.safetensors"
-    header, data = read_header(file)
-    begin = header[name]["data_offsets"][0]
-    write_header(file, header, data[:begin] + content + data[begin + len(content) :])
-    return copy
-
-
 @pytest.mark.parametrize("factor", ["weight_scale_2", "input_scale"])
 @pytest.mark.parametrize("expert", ["experts.2", "shared_experts"])
 def test_gate_and_up_under_different_factors_are_refused(tmp_path: Path, factor: str, expert: str) -> None:
     """Of a routed expert only when a token goes to it; of the shared one at once."""
     folder = write_checkpoint(tmp_path / "whole", TINY_DEEPSEEK, 3, "deepseek-nvfp4")
     name = f"model.layers.1.mlp.{expert}.up_proj.{factor}"
-    broken = opened(edited(folder, tmp_path / "broken", name, np.float32(0.5).tobytes()))
+    overwrite(folder / "model.safetensors", name, np.float32(0.5).tobytes())
+    broken = opened(folder)
     with pytest.raises(CheckpointError) as caught:
         broken.nvfp4_layer(1).expert(2)
-    gate = opened(folder).tensor(f"model.layers.1.mlp.{expert}.gate_proj.{factor}")[()]
+    gate = broken.tensor(f"model.layers.1.mlp.{expert}.gate_proj.{factor}")[()]
     assert (caught.value.tensor, caught.value.found) == (name, "0.5")
     assert caught.value.needed == f"{gate}, the {factor} of gate_proj: one product multiplies both"
     assert broken.nvfp4_layer(2).expert(2).intermediate == 160

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.checkpoints import TINY, read_header, write_header
+from support.checkpoints import TINY, open_as, overwrite, read_header, refusal, rename_tensor
 
-from refmoe.models import CheckpointError, Decoder, GptOssCheckpoint, open_checkpoint, write_checkpoint
+from refmoe.models import CheckpointError, Decoder, GptOssCheckpoint, write_checkpoint
 from refmoe.models.gpt_oss import GptOssNVFP4Folder
 from refmoe.reference import moe_layer, unpack_fp4
 from refmoe.reference.moe.layer import MoELayer
@@ -20,6 +21,7 @@ from refmoe.reference.scalar.nvfp4 import Block, dequantize_block
 from refmoe.reference.tensor import NVFP4Experts
 
 UP, DOWN = (f"model.layers.2.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj"))
+opened = partial(open_as, GptOssNVFP4Folder)
 H, INNER, E = TINY.hidden_size, TINY.intermediate_size, TINY.num_local_experts
 
 
@@ -32,18 +34,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(written: Path, tmp_path: Path) -> Path:
     """A copy that a test may break."""
     return Path(shutil.copytree(written, tmp_path / "copy"))
-
-
-def opened(folder: Path) -> GptOssNVFP4Folder:
-    checkpoint = open_checkpoint(folder)
-    assert isinstance(checkpoint, GptOssNVFP4Folder)
-    return checkpoint
-
-
-def refusal(folder: Path) -> CheckpointError:
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(folder)
-    return caught.value
 
 
 def test_names_types_and_shapes_are_written_out(written: Path) -> None:
@@ -94,8 +84,7 @@ def test_an_expert_is_its_bytes_transposed(written: Path) -> None:
 
 
 def test_all_but_the_experts_is_that_of_the_other_formats(written: Path, tmp_path: Path) -> None:
-    other = open_checkpoint(write_checkpoint(tmp_path / "mxfp4", TINY, 3))
-    assert isinstance(other, GptOssCheckpoint)
+    other = open_as(GptOssCheckpoint, write_checkpoint(tmp_path / "mxfp4", TINY, 3))
     one = opened(written)
     assert (one.config, one.weights, other.weights) == (other.config, "nvfp4", "mxfp4")
     assert one.embedding.tobytes() == other.embedding.tobytes()  # type: ignore[union-attr]
@@ -148,10 +137,7 @@ def test_what_else_may_be_quantized_is_refused(
 
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    header, data = read_header(path)
-    header["elsewhere"] = header.pop(f"{DOWN}_input_scale")
-    write_header(path, header, data)
+    rename_tensor(folder / "model.safetensors", f"{DOWN}_input_scale")
     assert refusal(folder).tensor == f"{DOWN}_input_scale"
 
 
@@ -164,10 +150,7 @@ def test_a_missing_tensor_is_named(folder: Path) -> None:
     ],
 )
 def test_factors_and_scales_that_are_none(folder: Path, name: str, content: bytes, found: str) -> None:
-    path = folder / "model.safetensors"
-    header, data = read_header(path)
-    begin = header[name]["data_offsets"][0]
-    write_header(path, header, data[:begin] + content + data[begin + len(content) :])
+    overwrite(folder / "model.safetensors", name, content)
     checkpoint = opened(folder)
     checkpoint.moe_layer(1)
     with pytest.raises(CheckpointError) as caught:

@@ -6,19 +6,27 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.checkpoints import TINY_DEEPSEEK, read_header, write_header
+from support.checkpoints import (
+    TINY_DEEPSEEK,
+    open_as,
+    outcomes_of_damage,
+    overwrite,
+    read_header,
+    refusal,
+    rename_tensor,
+)
 
 from refmoe.models import (
     CheckpointError,
     DeepSeekConfig,
     DeepSeekNVFP4Checkpoint,
     NVFP4Linear,
-    open_checkpoint,
     write_checkpoint,
 )
 from refmoe.models.modelopt import deepseek_excluded, quantizes
@@ -27,6 +35,8 @@ from refmoe.reference.layout import unpack_fp4
 from refmoe.reference.scalar.nvfp4 import Block, dequantize_block
 
 EXPERT = "model.layers.2.mlp.experts.3.down_proj"
+
+opened = partial(open_as, DeepSeekNVFP4Checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -40,29 +50,10 @@ def folder(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written, tmp_path / "copy"))
 
 
-def opened(folder: Path) -> DeepSeekNVFP4Checkpoint:
-    checkpoint = open_checkpoint(folder)
-    assert isinstance(checkpoint, DeepSeekNVFP4Checkpoint)
-    return checkpoint
-
-
-def refusal(folder: Path) -> CheckpointError:
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(folder)
-    return caught.value
-
-
 def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
-
-
-def edit_data(folder: Path, name: str, at: int, content: bytes) -> None:
-    path = folder / "model.safetensors"
-    header, data = read_header(path)
-    begin = header[name]["data_offsets"][0] + at
-    write_header(path, header, data[:begin] + content + data[begin + len(content) :])
 
 
 def test_names_types_and_shapes_are_written_out(written: Path) -> None:
@@ -251,10 +242,7 @@ def test_files_that_say_something_else(
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_missing_tensor_is_named(folder: Path, ending: str) -> None:
     """An expert that calibration never reached has no input_scale in some files; servers took it for 0."""
-    path = folder / "model.safetensors"
-    header, data = read_header(path)
-    header["elsewhere"] = header.pop(f"{EXPERT}.{ending}")
-    write_header(path, header, data)
+    rename_tensor(folder / "model.safetensors", f"{EXPERT}.{ending}")
     error = refusal(folder)
     assert error.tensor == f"{EXPERT}.{ending}"
     assert error.found.startswith("no such tensor among")
@@ -263,7 +251,7 @@ def test_a_missing_tensor_is_named(folder: Path, ending: str) -> None:
 @pytest.mark.parametrize("ending", ["weight_scale_2", "input_scale"])
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_factor_that_is_no_factor(folder: Path, ending: str, value: float) -> None:
-    edit_data(folder, f"{EXPERT}.{ending}", 0, np.float32(value).tobytes())
+    overwrite(folder / "model.safetensors", f"{EXPERT}.{ending}", np.float32(value).tobytes())
     experts = opened(folder).moe_layer(2).experts
     assert experts[2].down.shape == (192, 160)
     with pytest.raises(CheckpointError) as caught:
@@ -275,7 +263,7 @@ def test_a_factor_that_is_no_factor(folder: Path, ending: str, value: float) -> 
 @pytest.mark.parametrize("byte", [0x81, 0xB8, 0xFE])
 def test_a_negative_scale_is_no_scale(folder: Path, byte: int) -> None:
     """The hardware's UE4M3 ignores the sign, readers of E4M3 multiply by it."""
-    edit_data(folder, f"{EXPERT}.weight_scale", 10 * 7 + 3, bytes([byte]))
+    overwrite(folder / "model.safetensors", f"{EXPERT}.weight_scale", bytes([byte]), at=10 * 7 + 3)
     with pytest.raises(CheckpointError) as caught:
         opened(folder).weight(EXPERT)
     assert (caught.value.tensor, caught.value.found) == (
@@ -286,7 +274,7 @@ def test_a_negative_scale_is_no_scale(folder: Path, byte: int) -> None:
 
 @pytest.mark.parametrize(("byte", "value"), [(0x00, 0.0), (0x80, 0.0), (0x7F, float("nan")), (0xFF, float("nan"))])
 def test_zero_and_nan_scales_are_taken(folder: Path, byte: int, value: float) -> None:
-    edit_data(folder, f"{EXPERT}.weight_scale", 10 * 7 + 3, bytes([byte]))
+    overwrite(folder / "model.safetensors", f"{EXPERT}.weight_scale", bytes([byte]), at=10 * 7 + 3)
     linear = opened(folder).weight(EXPERT)
     assert isinstance(linear, NVFP4Linear)
     np.testing.assert_array_equal(np.abs(linear.weight.dequantize()[7, 48:64]), value)
@@ -294,23 +282,8 @@ def test_zero_and_nan_scales_are_taken(folder: Path, byte: int, value: float) ->
 
 @pytest.mark.parametrize("victim", [OWN, CONFIG])
 def test_any_damage_to_what_says_how_it_is_quantized_is_refused_in_words(folder: Path, victim: str) -> None:
-    path, random = folder / victim, np.random.default_rng(0)
-    content, outcomes = path.read_bytes(), set()
-    for trial in range(90):
-        at, broken = int(random.integers(len(content))), bytearray(content)
-        if trial % 3 == 0:
-            broken[at] ^= 1 << int(random.integers(8))
-        elif trial % 3 == 1:
-            del broken[at : at + int(random.integers(1, 40))]
-        else:
-            broken = broken[:at]
-        path.write_bytes(broken)
-        try:
-            open_checkpoint(folder)
-            outcomes.add("opened")
-        except CheckpointError:
-            outcomes.add("refused")
-    assert "refused" in outcomes
+    reach = (folder / victim).stat().st_size
+    assert "refused" in outcomes_of_damage(folder / victim, folder, reach, 90)
 
 
 def test_the_writer_makes_the_same_bytes_for_a_seed(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from support.checkpoints import TINY
+from support.checkpoints import TINY, open_as
 
-from refmoe.models import Decoder, GptOssCheckpoint, GptOssConfig, open_checkpoint, write_checkpoint
+from refmoe.models import Decoder, GptOssCheckpoint, GptOssConfig, write_checkpoint
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -83,8 +83,7 @@ def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 def decoded(folder: Path, tokens: np.ndarray, change: Callable[[GptOssConfig], GptOssConfig]) -> np.ndarray:
     """Our logits [B, 1 + STEPS, V]: of the prompt's last position, then of each cached step."""
-    checkpoint = open_checkpoint(folder)
-    assert isinstance(checkpoint, GptOssCheckpoint)
+    checkpoint = open_as(GptOssCheckpoint, folder)
     checkpoint.config = change(checkpoint.config)
     decoder = Decoder(checkpoint, dtype=np.float64)
     state = decoder.new_state(SEQUENCES)
@@ -94,8 +93,7 @@ def decoded(folder: Path, tokens: np.ndarray, change: Callable[[GptOssConfig], G
 
 
 def test_transformers_reads_our_weights(folder: Path, model: Any) -> None:
-    checkpoint = open_checkpoint(folder)
-    assert isinstance(checkpoint, GptOssCheckpoint)
+    checkpoint = open_as(GptOssCheckpoint, folder)
     parameters = dict(model.named_parameters())
     for layer in checkpoint.layers:
         ours, experts = checkpoint.moe_layer(layer), f"model.layers.{layer}.mlp.experts."

@@ -9,23 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.checkpoints import TINY, TINY_DEEPSEEK, read_header
+from support.checkpoints import SMALLEST, TINY, TINY_DEEPSEEK, open_as, read_header
 
 from refmoe.errors import ArgumentError
 from refmoe.models import GptOssCheckpoint, GptOssConfig, open_checkpoint, write_checkpoint
 from refmoe.models.schema import deepseek_tensors, huggingface_tensors, original_tensors
-
-SMALLEST = GptOssConfig(
-    num_hidden_layers=1,
-    num_local_experts=2,
-    num_experts_per_tok=1,
-    vocab_size=4,
-    hidden_size=32,
-    intermediate_size=64,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=4,
-)
 
 
 def test_huggingface_names_and_shapes(tmp_path: Path) -> None:
@@ -137,8 +125,7 @@ def test_shards_and_their_index(tmp_path: Path) -> None:
 
 
 def test_weights_have_the_size_of_trained_ones(tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(write_checkpoint(tmp_path, TINY, 5))
-    assert isinstance(checkpoint, GptOssCheckpoint)
+    checkpoint = open_as(GptOssCheckpoint, write_checkpoint(tmp_path, TINY, 5))
     for layer in checkpoint.layers:
         experts = checkpoint.moe_layer(layer)
         for weights in (experts.gate_up.dequantize(), experts.down.dequantize()):

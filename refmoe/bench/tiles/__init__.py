@@ -34,9 +34,9 @@ from refmoe.cuda.gemm.tile import Tile, stage_bytes
 from refmoe.cuda.nvfp4_gemm import NVFP4_GEMM
 from refmoe.cuda.toolchain import CSRC, Target, build, find_toolchain
 from refmoe.museum import cutlass
-from refmoe.museum.cutlass.builds import CUTLASS_ARCHITECTURES, SCHEDULES
+from refmoe.museum.cutlass.builds import CUTLASS_ARCHITECTURES
 from refmoe.museum.cutlass.gemm import host_launch, prepare
-from refmoe.views.sass import NotBuilt, Sass, cutlass_sass, disassembly, find_nvdisasm, not_built, read_sass
+from refmoe.views.sass import NotBuilt, Sass, cutlass_builds, cutlass_sass, disassembly, find_nvdisasm, read_sass
 
 #: Tokens of a layer for which times are predicted.
 TOKENS = (1, 8, 64, 512, 4096)
@@ -145,17 +145,12 @@ def _cutlass(arch: str) -> tuple[list[_Counted], list[NotBuilt]]:
     counted: list[_Counted] = []
     absent: list[NotBuilt] = []
     for tile in GEMM.tiles:
-        for swapped in (True, False):
-            for schedule in SCHEDULES:
-                build_ = cutlass.Build(schedule, swapped, arch, tile)  # type: ignore[arg-type]
-                try:
-                    sass = cutlass_sass(build_)
-                    if sass is None:
-                        absent.append(not_built(build_))
-                    else:
-                        counted.append(_cutlass_counted(build_, sass))
-                except cutlass.CutlassMissing as error:
-                    absent.append(NotBuilt(f"CUTLASS {build_}", str(error), None))
+        for build_ in cutlass_builds(tile, arch):
+            sass = cutlass_sass(build_)
+            if isinstance(sass, NotBuilt):
+                absent.append(sass)
+            else:
+                counted.append(_cutlass_counted(build_, sass))
     return counted, absent
 
 
