@@ -14,13 +14,18 @@ import numpy as np
 from refmoe.policies.convert import LEAST, MODES, Conversion, ModeFigures, PowerOfTwoLoss
 from refmoe.policies.convert_inputs import Source
 from refmoe.reports.checks import GateRefusal, first_and_count
-<<<<<<< HEAD
-from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256, digest_of, is_sha256
-from refmoe.reports.environment import Environment, current_environment
-=======
-from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256, digest_of, passed_refusals
+from refmoe.reports.documents import (
+    Count,
+    Kind,
+    Model,
+    PresentHash,
+    Seconds,
+    Sha256,
+    digest_of,
+    is_sha256,
+    passed_refusals,
+)
 from refmoe.reports.environment import Environment, run_facts
->>>>>>> house2
 from refmoe.verify.source import python_sha256
 
 SCHEMA_VERSION = "1"

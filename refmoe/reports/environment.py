@@ -6,11 +6,7 @@ import datetime
 import os
 import platform
 from importlib import metadata
-<<<<<<< HEAD
-from typing import Annotated
-=======
-from typing import Any
->>>>>>> house2
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
