@@ -6,8 +6,8 @@ what the flag stands for: only an acquire is missing. NVIDIA's own sample of a l
 come after the one that polled, by a barrier of their block.
 
 It stays a fault where the poll takes a lock, or where a thread that only looked then writes: what it reads may be what
-was there before another one's turn, and what it then leaves is wrong for all that follow. An atomic that leaves what was
-there, such as one that adds zero, only looks.
+was there before another one's turn, and what it then leaves is wrong for all that follow. An atomic that leaves what
+was there, such as one that adds zero, only looks.
 
 It stays a fault, too, where the thread fenced behind the poll in a scope that is too narrow: whoever fences means to
 acquire, and no kernel is known that does so in vain.
