@@ -318,6 +318,7 @@ class Machine(Runner):
                 native.advance()
             policy = self.steps or turns
             if self._idle >= _IDLE and (policy is None or policy.open) and self._stuck():
+                self.meetings.refuse_divided()
                 return False
             picked = native.pick() if self.steps is None else self._single(self.steps)
             turns = self.turns
