@@ -478,7 +478,7 @@ class Strong:
             for releases in (*self._pending.get(lane, {}).values(), *self._signals.get(lane, {}).values()):
                 self._acquire(np.array([lane]), self._usable(releases, self._cta(lane), strength), alive)
         if order != "release":
-            self.polls.fenced(lanes)
+            self.polls.fence(lanes, strength)
         if sequential:
             self._follow_fences(lanes, strength, alive)
             clocks.last_fence[lanes] = clocks.now
@@ -661,12 +661,17 @@ class Strong:
 
     def unacquired(self, lane: int, record: int) -> Poll | None:
         """The poll with an acquire of which the access of a record would come before what a lane does now."""
-        clocks = self._clocks
-        cluster = ((record & int(THREAD)) >> 5) // clocks.warps
-        for poll in self.polls.before(lane):
-            knowledge = self._usable(poll.releases, self._cta(lane), GRID)
-            if knowledge is None or not knowledge.rows[cluster]:
-                continue
-            if clocks.is_known(int(knowledge.rows[cluster]), record):
-                return poll
-        return None
+        return next((poll for poll in self.polls.before(lane) if self._orders(poll, record, GRID)), None)
+
+    def fenced_in_vain(self, poll: Poll, record: int) -> bool:
+        """Whether fences behind a poll are all of too narrow a scope for the access of a record to come before them."""
+        strength = self.polls.fenced(poll)
+        return strength != 0 and not self._orders(poll, record, strength)
+
+    def _orders(self, poll: Poll, record: int, strength: int) -> bool:
+        """Whether the access of a record comes before an acquire at a poll in a scope."""
+        cluster = ((record & int(THREAD)) >> 5) // self._clocks.warps
+        knowledge = self._usable(poll.releases, self._cta(poll.lane), strength)
+        if knowledge is None or not knowledge.rows[cluster]:
+            return False
+        return bool(self._clocks.is_known(int(knowledge.rows[cluster]), record))
