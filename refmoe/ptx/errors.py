@@ -105,6 +105,7 @@ class UnknownOpcode(PtxError):
         opcode: its full spelling.
         line, source, text: as for a `LaneError`.
         block, thread: the lane that reached it; None where the entry could not be compiled.
+        alike: the instructions at which lanes of one member mask wait for each other, if that is what is not defined.
     """
 
     opcode: str
@@ -113,6 +114,7 @@ class UnknownOpcode(PtxError):
     text: str
     block: Index3 | None
     thread: Index3 | None
+    alike: tuple[Any, ...] = ()
 
     @classmethod
     def of(

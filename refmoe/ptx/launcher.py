@@ -65,6 +65,8 @@ _FEWEST_STEPS, _MORE_STEPS = 4096, 8
 _TRIED_UNDER = ((2_000, 16), (20_000, 8))
 # But no more are tried once they took so many stores of single lanes, each of which takes half a millisecond.
 _MOST_SINGLE_STORES = 4_096
+# Since this compute capability lanes of a warp may meet at several instructions.
+_LANES_APART = (7, 0)
 # Blocks of a cluster, with cudaFuncAttributeNonPortableClusterSizeAllowed.
 _CLUSTER_LIMIT = 16
 # What %envreg1 and %envreg2 point to in a cooperative launch, uint32: its size in bytes, and the barrier of the grid
@@ -215,7 +217,10 @@ def launch(
                 budget = most if budget is None else min(budget, most)
             told_of = () if aside else (told, watching, observer)
             marks = [each.mark() for each in told_of if isinstance(each, Rewinds)]
-            repeats = Repeats(looked_for, lambda: running.compile(entry, _view(chosen, None if aside else profile)))
+            view = _view(chosen, None if aside else profile)
+            # A debugger would stop at the same lines once more.
+            joins = compute_capability(running.target) >= _LANES_APART and not view.alone
+            repeats = Repeats(looked_for, lambda: running.compile(entry, view), joins)
             while True:
                 tally = _Tally()
                 try:

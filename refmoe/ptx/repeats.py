@@ -1,7 +1,8 @@
 """Why a launch runs again: what it met has to be looked at more closely than a launch usually is.
 
 Launches are deterministic, and memory is as it was when one has failed. So undefined values, which are expensive to
-follow, are followed only where a first run meets some.
+follow, are followed only where a first run meets some. And instructions in several branches at which lanes meet are
+made one only where lanes have come to them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from refmoe.ptx.engine.code import FOLLOWING, FOLLOWING_APART, Code, View
 from refmoe.ptx.engine.lanes import Checks
 from refmoe.ptx.engine.slow import Suspected
 from refmoe.ptx.engine.undefined.follower import Following, Place
-from refmoe.ptx.errors import Deadlock, MemoryFault, RaceError, WarpError
+from refmoe.ptx.errors import Deadlock, MemoryFault, RaceError, UnknownOpcode, WarpError
+from refmoe.ptx.text.syntax import Instruction
 
 # Runs that each found one more instruction at which undefined values begin, before all are taken for such.
 _MOST = 3
@@ -24,14 +26,16 @@ class Repeats:
     Args:
         checks: what is looked for.
         code: of the entry, as it runs at first.
+        joins: whether lanes may meet at several instructions.
 
     Attributes:
         follows: whether undefined values are followed.
     """
 
-    def __init__(self, checks: Checks, code: Callable[[], Code]) -> None:
-        self._checks, self._code = checks, code
+    def __init__(self, checks: Checks, code: Callable[[], Code], joins: bool) -> None:
+        self._checks, self._code, self._joins = checks, code, joins
         self.follows = False
+        self._joined: tuple[tuple[Instruction, ...], ...] = ()
         self._begins: tuple[Place, ...] = ()
         self._first: MemoryFault | None = None
 
@@ -43,15 +47,18 @@ class Repeats:
 
     def view(self, view: View) -> View:
         """How the next run's code is made: as for its observer, and so that the machine sees every block."""
-        if not self.follows or view.observed:
-            return view
-        return FOLLOWING_APART if view.apart else FOLLOWING
+        if self.follows and not view.observed:
+            view = FOLLOWING_APART if view.apart else FOLLOWING
+        return view.joining(self._joined)
 
     def again(self, error: BaseException) -> bool:
         """Note what the next run has to look at; False if there is none.
 
         `error`: how the last one failed.
         """
+        if self._joins and isinstance(error, UnknownOpcode) and error.alike and error.alike not in self._joined:
+            self._joined = (*self._joined, error.alike)
+            return True
         if not self._may_be_undefined(error):
             return False
         self.follows = True

@@ -14,7 +14,7 @@ from refmoe.ptx.engine.cluster.memory import MapAddress, RankOf
 from refmoe.ptx.engine.loads_and_stores import Access, Atomic, Store
 from refmoe.ptx.engine.previous_grid import GridWait
 from refmoe.ptx.engine.remote_async import WriteAsync
-from refmoe.ptx.engine.tensor.matrix import WholeWarp
+from refmoe.ptx.engine.tensor.register_pool import SetRegisters
 from refmoe.ptx.state.records import GRID
 from refmoe.ptx.text.scopes import type_bits
 from refmoe.ptx.text.syntax import Immediate, Instruction
@@ -166,7 +166,7 @@ def advise(emitter: Builder, instruction: Instruction) -> None:
         (count,) = instruction.operands
         if not isinstance(count, Immediate) or not 24 <= count.value <= 256 or count.value % 8:
             raise ValueError("a multiple of 8 from 24 to 256 registers needed")
-        emitter.run(WholeWarp(instruction))
+        emitter.run(SetRegisters(instruction))
     elif _ADVICE.fullmatch(opcode) is None:
         raise isa.NoSuchInstruction(opcode)
     elif opcode == "griddepcontrol.wait":

@@ -35,6 +35,7 @@ from refmoe.ptx.ops.lanes import LANES
 from refmoe.ptx.program.blocks import Block, Program, build
 from refmoe.ptx.program.exits import lanes_stay_away
 from refmoe.ptx.program.inline import inline_calls
+from refmoe.ptx.program.joined import joined
 from refmoe.ptx.program.layout import Layout, lay_out
 from refmoe.ptx.program.liveness import reads_unwritten
 from refmoe.ptx.program.pieces import Homes, Piece, cut
@@ -152,7 +153,7 @@ def compile_entry(
 
 def _plan(module: ParsedModule, entry: Function, view: View) -> Plan:
     """Check every instruction of an entry, and cut it into pieces."""
-    flat = inline_calls(entry, module)
+    flat = joined(inline_calls(entry, module), view.joined)
 
     watched: frozenset[Instruction] = frozenset()
 

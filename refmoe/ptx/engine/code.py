@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from refmoe.ptx.engine.barriers import BarrierCode
@@ -33,6 +34,7 @@ class View:
         seen: of an object that generated code calls, the one that takes its place.
         apart: whether a block ends before each instruction by which threads communicate: others may come between.
         observed: whether there is an observer.
+        joined: instructions of which lanes take several for one, see `refmoe.ptx.program.joined`.
     """
 
     name: str
@@ -41,6 +43,14 @@ class View:
     seen: Callable[[Any], Any]
     apart: bool = False
     observed: bool = True
+    joined: tuple[tuple[Instruction, ...], ...] = ()
+
+    def joining(self, groups: tuple[tuple[Instruction, ...], ...]) -> View:
+        """The same with groups of instructions that are one."""
+        if not groups:
+            return self
+        written = repr([[(each.line, each.opcode, each.operands) for each in group] for group in groups])
+        return replace(self, name=f"{self.name} joined {sha256(written.encode()).hexdigest()}", joined=groups)
 
 
 PLAIN = View("plain", lambda _: True, False, lambda work: work, observed=False)

@@ -489,12 +489,14 @@ class Atomic(Access):
 
     `function(old, b[, c]) -> new` is the arithmetic, `global_function` that in global memory. One that
     `compares` does so with all elements before it writes any, as the halves of `atom.cas.b128` are.
+    With the operand `idle`, if there is one, it leaves what is there.
     """
 
     function: Callable[..., Any]
     global_function: Callable[..., Any]
     dtype: Any
     compares: bool = False
+    idle: int | None = None
     verb = "atomic"
 
     def __call__(
@@ -516,7 +518,7 @@ class Atomic(Access):
             self._check_valid(frame, region, index, theirs)
             order = frame.machine.lane_order(theirs)
             if region.shadow is not None:
-                self._synchronise(frame, region, index, theirs, order)
+                self._synchronise(frame, region, index, theirs, order, _pick(self._changes(sources, lanes), which))
             place = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
             undefined = frame.machine.undefined
             elements, stores = range(self.count), np.ones(len(lanes), np.bool_)
@@ -540,17 +542,25 @@ class Atomic(Access):
             result[slice(None) if where is None else where] = values
         return tuple(results)
 
-    def _synchronise(self, frame: Frame, region: Region, index: Array, lanes: Array, order: Array | None) -> None:
+    def _changes(self, sources: list[list[Array]], lanes: Array) -> Array:
+        """Whether each of `lanes` [n] may leave another value than it finds."""
+        if self.idle is None:
+            return np.ones(len(lanes), np.bool_)
+        return np.any([element[0] != self.idle for element in sources], axis=0)
+
+    def _synchronise(
+        self, frame: Frame, region: Region, index: Array, lanes: Array, order: Array | None, changes: Array
+    ) -> None:
         """Record the access, and pass on what it acquires and releases, as the lanes take their turns."""
         machine, shadow = frame.machine, shadow_of(region)
         if order is not None:
-            index, lanes = index[order], lanes[order]
+            index, lanes, changes = index[order], lanes[order], changes[order]
         busy = machine.strong.is_busy or self.releases
         before = shadow.written_by_one(index, self.width) if busy else None
         shadow.atomic(frame, self, region, index, lanes)
         if busy:
             records = shadow.written_by_one(index, self.width)
-            machine.strong.modify(self, region, index, lanes, before, records, machine.alive)
+            machine.strong.modify(self, region, index, lanes, before, records, changes, machine.alive)
 
     def _apply(
         self,
@@ -642,4 +652,5 @@ def atomic(instruction: Instruction, opcode: MemoryOpcode, bounds: Bounds | None
         global_function=isa.resolve_atomic(operation, kind, flush),
         dtype=np.dtype(f"u{opcode.size}"),
         compares=operation == "cas",
+        idle={"add": 0, "or": 0, "xor": 0, "and": (1 << 8 * opcode.size) - 1}.get(operation),
     )

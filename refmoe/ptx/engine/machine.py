@@ -38,6 +38,7 @@ from refmoe.ptx.engine.order.clocks import Clocks
 from refmoe.ptx.engine.order.strong import Strong
 from refmoe.ptx.engine.races import RaceShadow
 from refmoe.ptx.engine.slow import Suspected, looks_for_unwritten
+from refmoe.ptx.engine.tensor.register_pool import RegisterPool
 from refmoe.ptx.engine.tensor.wgmma import Warpgroups
 from refmoe.ptx.engine.thread_steps import Runner, Steps
 from refmoe.ptx.engine.turns import Turns
@@ -164,6 +165,7 @@ class Machine(Runner):
         elif not launch.schedule.default:
             self.turns = Turns(self, self.native, WARPGROUP if self.code.has_warpgroups else 1)
         self.warpgroups = self.add(Warpgroups(self))
+        self.register_pool = self.add(RegisterPool(self))
         self._arrive(0, 0, self.alive)
         self._gave_up: Array | None = None
         self._at_standstill: Any = None
@@ -318,6 +320,7 @@ class Machine(Runner):
                 native.advance()
             policy = self.steps or turns
             if self._idle >= _IDLE and (policy is None or policy.open) and self._stuck():
+                self.meetings.refuse_divided()
                 return False
             picked = native.pick() if self.steps is None else self._single(self.steps)
             turns = self.turns
@@ -502,6 +505,7 @@ class Machine(Runner):
         self.alive = alive
         self._living = int(np.count_nonzero(alive))
         self.warpgroups.leave(gone)
+        self.register_pool.leave()
         self.bulk.leave(gone)
         self.progress()
         if self.code.has_warpgroups and gone.any():

@@ -120,7 +120,8 @@ class Meetings:
         """Nobody can go on: perhaps lanes wait for one another at several instructions that exchange values alike.
 
         Raises:
-            UnknownOpcode: they do. PTX lets them meet, since sm_70 (PTX ISA, "shfl.sync").
+            UnknownOpcode: they do. Since sm_70 they meet there: then the launch runs again with one instruction for all
+                that are `alike`, see `refmoe.ptx.repeats`.
         """
         alike: dict[str, list[tuple[Gather, Array, Array]]] = {}
         for place, lanes in self._native.groups(waiting=True).items():
@@ -145,7 +146,9 @@ class Meetings:
                     f"block {block} thread {thread}: cannot execute {opcode} for lanes of one member mask that are at "
                     f"several instructions; {self.machine.describe(gather.instruction)}; others are at {others}"
                 )
-                raise UnknownOpcode.of(gather.instruction, what, block, thread)
+                error = UnknownOpcode.of(gather.instruction, what, block, thread)
+                error.alike = tuple(each.instruction for each, _, _ in waiting)
+                raise error
 
     def _let_pass(self, lanes: Array) -> None:
         """Lanes that wait at other `bar.warp.sync` instructions may go on."""

@@ -554,8 +554,9 @@ class RaceShadow:
             return None
         if not self._is_certain(frame, lane, access, record, mine, kind):
             return None
-        poll = frame.machine.strong.unacquired(lane, record & ~int(SEVERAL))
-        return poll if poll is not None and poll.softens(kind) else None
+        strong, one = frame.machine.strong, record & ~int(SEVERAL)
+        poll = strong.unacquired(lane, one)
+        return poll if poll is not None and poll.softens(kind) and not strong.fenced_in_vain(poll, one) else None
 
     def _report(
         self, frame: Frame, access: Accessing, region: Region, offset: int, lane: Any, record: Any, kind: str,

@@ -102,7 +102,7 @@ def build(function: Function, is_native: Callable[[Instruction], bool], apart: b
         is_native: whether an instruction has native code; all of a block's have it, or none.
         apart: whether instructions by which threads communicate begin blocks of their own.
     """
-    drafts, places = _split(_lower_guards(function), function.tables, is_native, apart)
+    drafts, places = _split(lower_guards(function), function.tables, is_native, apart)
     successors = [[places[target] if isinstance(target, str) else target for target in d.targets] for d in drafts]
     order = _schedule(successors)
     number = {draft: index for index, draft in enumerate(order)}
@@ -139,7 +139,7 @@ def _polls(blocks: list[Block], loop: frozenset[int]) -> bool:
     )
 
 
-def _lower_guards(function: Function) -> list[Instruction | Label]:
+def lower_guards(function: Function) -> list[Instruction | Label]:
     """A guard on an instruction that waits becomes a branch around it: lanes whose guard is off do not take part."""
     result: list[Instruction | Label] = []
     for count, statement in enumerate(function.body or ()):

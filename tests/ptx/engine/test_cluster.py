@@ -122,6 +122,30 @@ def test_setmaxnreg_needs_the_whole_warp() -> None:
         run(body, np.zeros(1, np.uint32))
 
 
+@pytest.mark.parametrize(
+    ("roles", "threads", "missing"),
+    [
+        ("setp.lt.u32 %p1, %r1, 64; @%p1 setmaxnreg.dec.sync.aligned.u32 40;", 128, "thread (64, 0, 0)"),
+        ("setp.lt.u32 %p1, %r1, 160; @%p1 setmaxnreg.dec.sync.aligned.u32 40;", 192, "thread (160, 0, 0)"),
+        ("setp.lt.u32 %p1, %r1, 128; @%p1 setmaxnreg.dec.sync.aligned.u32 40;", 192, ""),
+        # The roles of a warpgroup in branches of their own.
+        ("setp.lt.u32 %p1, %r1, 32; @%p1 setmaxnreg.dec.sync.aligned.u32 24;"
+         "@!%p1 setmaxnreg.dec.sync.aligned.u32 40;", 128, ""),
+        ("setmaxnreg.dec.sync.aligned.u32 40; setp.eq.u32 %p1, %r1, 0; @!%p1 exit;", 96, ""),
+    ],
+)  # fmt: skip
+def test_setmaxnreg_needs_the_whole_warpgroup(roles: str, threads: int, missing: str) -> None:
+    def launch() -> None:
+        run(roles + "ret;", np.zeros(1, np.uint32), grid=(2, 1, 1), block=(threads, 1, 1))
+
+    if not missing:
+        launch()
+        return
+    with pytest.raises(ptx.WarpError, match="not all warps of its warpgroup execute it") as caught:
+        launch()
+    assert missing in str(caught.value)
+
+
 def test_registers_of_eight_bits() -> None:
     """What Triton writes around conversions of packed formats."""
     body = """

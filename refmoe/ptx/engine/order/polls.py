@@ -6,7 +6,11 @@ what the flag stands for: only an acquire is missing. NVIDIA's own sample of a l
 come after the one that polled, by a barrier of their block.
 
 It stays a fault where the poll takes a lock, or where a thread that only looked then writes: what it reads may be what
-was there before another one's turn, and what it then leaves is wrong for all that follow.
+was there before another one's turn, and what it then leaves is wrong for all that follow. An atomic that leaves what
+was there, such as one that adds zero, only looks.
+
+It stays a fault, too, where the thread has only fenced behind the poll in a scope that is too narrow: whoever fences
+means to acquire, and no kernel is known that does so in vain.
 """
 
 from __future__ import annotations
@@ -47,19 +51,21 @@ class Poll:
         step: when.
         releases: what it would have acquired.
         instruction: it.
+        changes: whether it left another value than it saw.
     """
 
     lane: int
     step: int
     releases: Any
     instruction: Instruction
+    changes: bool
 
     def softens(self, kind: str) -> bool:
         """Whether a race of that kind, which an acquire here would order, is but a warning."""
         parts = memory_opcode(self.instruction.opcode)
         if parts is None or parts.operation in _LOCKING:
             return False
-        return kind == "write-read" or parts.stem == "atom"
+        return kind == "write-read" or self.changes
 
 
 class Polls:
@@ -74,11 +80,23 @@ class Polls:
         self._clocks, self._lanes_of_cta = clocks, lanes_of_cta
         # By CTA, by lane and location.
         self._polls: dict[int, dict[tuple[int, int], Poll]] = {}
+        # By lane and strength, the step of its last fence that acquires.
+        self._fences: dict[int, dict[int, int]] = {}
 
-    def saw(self, lane: int, key: int, releases: Any, instruction: Instruction) -> None:
-        """A lane has read a location strongly."""
+    def saw(self, lane: int, key: int, releases: Any, instruction: Instruction, changes: bool) -> None:
+        """A lane has read a location strongly, and left another value there if it `changes` it."""
         held = self._polls.setdefault(lane // self._lanes_of_cta, {})
-        held[lane, key] = Poll(lane, self._clocks.now, releases, instruction)
+        held[lane, key] = Poll(lane, self._clocks.now, releases, instruction, changes)
+
+    def fence(self, lanes: Any, strength: int) -> None:
+        """`lanes` [n] execute a fence that acquires."""
+        for lane in lanes.tolist():
+            self._fences.setdefault(lane, {})[strength] = self._clocks.now
+
+    def fenced(self, poll: Poll) -> int:
+        """The strength of the widest fence that a poll's thread has executed behind it; 0 for none."""
+        fences = self._fences.get(poll.lane, {})
+        return max((strength for strength, step in fences.items() if step >= poll.step), default=0)
 
     def before(self, lane: int) -> list[Poll]:
         """Those that come before what a lane does now: its own first, and then those of its CTA."""

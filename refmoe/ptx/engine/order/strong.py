@@ -258,10 +258,13 @@ class Strong:
         enough = min(location.strength, access.strength) >= self._needed(location.cta, cta)
         return location if enough else None
 
-    def _learn(self, access: StrongAccess, key: int, releases: Releases, readers: list[int], alive: Array) -> None:
+    def _learn(
+        self, access: StrongAccess, key: int, releases: Releases, readers: list[int], alive: Array,
+        changes: bool = False,
+    ) -> None:  # fmt: skip
         for lane in readers:
             self._pending.setdefault(lane, {})[key] = releases
-            self.polls.saw(lane, key, releases, access.instruction)
+            self.polls.saw(lane, key, releases, access.instruction, changes)
         if not access.acquires:
             return
         by_cta: dict[int, list[int]] = {}
@@ -297,22 +300,25 @@ class Strong:
 
     def modify(
         self, access: StrongAccess, region: Region, index: Array, lanes: Array, before: Array, records: Array,
-        alive: Array,
+        changes: Array, alive: Array,
     ) -> None:  # fmt: skip
-        """Atomics have taken their turns: `before` are the records that they found, `records` theirs."""
+        """Atomics have taken their turns: `before` are the records that they found, `records` theirs.
+
+        `changes` [n]: whether they leave another value than they found.
+        """
         locations = self._order.locations
         if not (access.releases or self.is_busy):
             return
         last: dict[int, int] = {}
-        rows = zip(index.tolist(), lanes.tolist(), before.tolist(), records.tolist(), strict=True)
-        for at, lane, found, record in rows:
+        rows = (each.tolist() for each in (index, lanes, before, records, changes))
+        for at, lane, found, record, changed in zip(*rows, strict=True):
             key = self.key(region, at)
             self._communicate(lane, key, writes=True)
             location = self._observed(access, key, self._cta(lane), last.get(key, found))
             releases = Releases()
             if location is not None:
                 if access.observes:
-                    self._learn(access, key, location.releases, [lane], alive)
+                    self._learn(access, key, location.releases, [lane], alive, changed)
                 releases = location.releases.copy()
             held = locations.get(key)
             self._put(access, key, lane, record, releases, {} if held is None else held.own)
@@ -471,6 +477,8 @@ class Strong:
         for lane in lanes.tolist() if order != "release" else ():
             for releases in (*self._pending.get(lane, {}).values(), *self._signals.get(lane, {}).values()):
                 self._acquire(np.array([lane]), self._usable(releases, self._cta(lane), strength), alive)
+        if order != "release":
+            self.polls.fence(lanes, strength)
         if sequential:
             self._follow_fences(lanes, strength, alive)
             clocks.last_fence[lanes] = clocks.now
@@ -653,12 +661,17 @@ class Strong:
 
     def unacquired(self, lane: int, record: int) -> Poll | None:
         """The poll with an acquire of which the access of a record would come before what a lane does now."""
-        clocks = self._clocks
-        cluster = ((record & int(THREAD)) >> 5) // clocks.warps
-        for poll in self.polls.before(lane):
-            knowledge = self._usable(poll.releases, self._cta(lane), GRID)
-            if knowledge is None or not knowledge.rows[cluster]:
-                continue
-            if clocks.is_known(int(knowledge.rows[cluster]), record):
-                return poll
-        return None
+        return next((poll for poll in self.polls.before(lane) if self._orders(poll, record, GRID)), None)
+
+    def fenced_in_vain(self, poll: Poll, record: int) -> bool:
+        """Whether fences behind a poll are all of too narrow a scope for the access of a record to come before them."""
+        strength = self.polls.fenced(poll)
+        return strength != 0 and not self._orders(poll, record, strength)
+
+    def _orders(self, poll: Poll, record: int, strength: int) -> bool:
+        """Whether the access of a record comes before an acquire at a poll in a scope."""
+        cluster = ((record & int(THREAD)) >> 5) // self._clocks.warps
+        knowledge = self._usable(poll.releases, self._cta(poll.lane), strength)
+        if knowledge is None or not knowledge.rows[cluster]:
+            return False
+        return bool(self._clocks.is_known(int(knowledge.rows[cluster]), record))

@@ -48,7 +48,7 @@ def whole_warps(frame: Frame, instruction: Instruction) -> None:
 
 @dataclass(frozen=True)
 class WholeWarp:
-    """An instruction that all lanes of a warp run and that changes no register: `setmaxnreg`."""
+    """What an instruction asks that all lanes of a warp run: `wmma.load` and `wmma.store`."""
 
     instruction: Instruction
 
