@@ -98,6 +98,8 @@ def write_async(emitter: Builder, instruction: Instruction) -> None:
         ValueError: its operands do not fit.
     """
     opcode = instruction.opcode
+    if _STORE_ASYNC.fullmatch(opcode) is None and _REDUCE_ASYNC.fullmatch(opcode) is None:
+        raise isa.NoSuchInstruction(opcode)
     count_operands(instruction.operands, 3)
     target, value, barrier = instruction.operands
     work: Store | Atomic
