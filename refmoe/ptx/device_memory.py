@@ -13,7 +13,7 @@ from refmoe.ptx.errors import ArgumentMismatch
 from refmoe.ptx.module import Module
 from refmoe.ptx.program.layout import code_address
 from refmoe.ptx.state.pages import POISON, untouched
-from refmoe.ptx.state.spaces import PARAM_BASE, SHARED_WINDOW, WINDOW_BITS
+from refmoe.ptx.state.spaces import HEAP_BYTES, HEAP_NAME, PARAM_BASE, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.text.syntax import Variable
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -49,6 +49,7 @@ class DeviceMemory:
         # By module, which is kept: two modules may have variables of one name.
         self._variables: dict[tuple[int, str], int] = {}
         self._modules: dict[int, Module] = {}
+        self._heap: int | None = None
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -90,6 +91,12 @@ class DeviceMemory:
         self._allocations.remove(address)
         place = _place(address)
         self._buffers[place] = Buffer(np.zeros(0, np.uint8), f"{self._buffers[place].name} (freed)")
+
+    def heap(self) -> int:
+        """The address of the heap that `malloc` of device code takes memory from; it lives on like all else here."""
+        if self._heap is None:
+            self._heap = self._add(Buffer(untouched((HEAP_BYTES,)), HEAP_NAME, untouched((HEAP_BYTES,), np.bool_)))
+        return self._heap
 
     def variable(self, module: Module, name: str) -> int:
         """The address of a `.global` or `.const` variable of a module, as cudaGetSymbolAddress gives it.

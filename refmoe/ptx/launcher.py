@@ -42,6 +42,7 @@ from refmoe.ptx.module import Module
 from refmoe.ptx.observe.events import Rewinds
 from refmoe.ptx.observe.trace import Trace
 from refmoe.ptx.observe.watch import Watch
+from refmoe.ptx.program.inline import ALLOCATING
 from refmoe.ptx.repeats import Repeats
 from refmoe.ptx.residency import Residency, chip_of, fewest_multiprocessors, residency, run_blocks
 from refmoe.ptx.schedule import Schedule
@@ -49,6 +50,7 @@ from refmoe.ptx.schedules import Attached, Ran, agree, asked, run_all, under
 from refmoe.ptx.state.memory import Arena, Region, padded
 from refmoe.ptx.state.pages import POISON
 from refmoe.ptx.state.records import MAX_THREADS
+from refmoe.ptx.state.spaces import HEAP_BYTES, HEAP_NAME
 
 # Lanes that run together: enough to make NumPy's overhead small, few enough that their registers stay in cache.
 LANES_AT_ONCE = 49152
@@ -365,12 +367,21 @@ def _run(
     arena = Arena()
     # Variables that live on have their places in the memory before it enters the arena.
     addresses = None if memory is None else memory.variables(module, code.layout.buffers)
+    allocates = any(name in module.declared for name in ALLOCATING)
+    heap_address = memory.heap() if allocates and memory is not None else 0
     poison = np.full(code.layout.parameter_bytes, POISON, np.uint8)
     parameters = arena.add("kernel parameters", "param", poison, poison.size, writable=False)
     living = None if memory is None else memory.buffers
     bound = bind(code.entry, args, living, arena, parameters, code.layout.parameters)
     if addresses is None:
         addresses = _variables(code, arena)
+    heap = None
+    if allocates:
+        own = arena.add(HEAP_NAME, "global", None, HEAP_BYTES, initialised=False) if memory is None else None
+        heap = own or arena.window(heap_address)
+        assert heap is not None
+        # Whose allocation lies where depends on the schedule, as it does on a chip.
+        heap.compared = False
     resident = _residency(module, code, warps, shared - reserved, multiprocessors)
     workspace = 0
     if cooperative:
@@ -422,6 +433,7 @@ def _run(
         witness=witness,
         previous=previous,
         following=following,
+        heap=heap,
     )
     if profile is not None:
         profile.attach(state)
@@ -432,6 +444,9 @@ def _run(
     at_once = _blocks_at_once(state)
     if not state.by_steps:
         at_once = schedule.blocks_together(sum(map(len, ranges)), at_once)
+    if "clusterlaunchcontrol.try_cancel" in module.text and not schedule.opposite:
+        # Blocks that start one after another leave some whose launch can be cancelled.
+        at_once = 1
     try:
         with np.errstate(all="ignore"):
             run_blocks(state, BlockQueue(ranges), resident, at_once)

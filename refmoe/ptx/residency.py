@@ -110,6 +110,7 @@ def run_blocks(launch: Launch, queue: BlockQueue, resident: Residency, at_once: 
         PtxError: whatever went wrong in one of them.
     """
     grid, ticks = launch.grid, launch.ticks
+    launch.queue = queue
     at_once = _whole_clusters(at_once, grid)
     # A cluster that is larger than the chip would never start: refused before, or run where it was allowed.
     most = _whole_clusters(resident.most, grid)

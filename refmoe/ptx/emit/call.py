@@ -1,15 +1,17 @@
-"""Statements of the calls that are left: of `vprintf` and `__assertfail`, and those that the executor refuses."""
+"""Statements of the calls that are left: of functions that the driver has, and those that the executor refuses."""
 
 from __future__ import annotations
 
 from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
-from refmoe.ptx.engine.device_print import AssertFail, Print
-from refmoe.ptx.program.inline import BUILTINS
+from refmoe.ptx.engine.driver.device_heap import Allocate, Free
+from refmoe.ptx.engine.driver.device_print import AssertFail, Print
+from refmoe.ptx.program.inline import ALLOCATING, BUILTINS
 from refmoe.ptx.text.syntax import Instruction, Register, Sink, Symbol
 
-# The functions of the device runtime's heap.
-_HEAP = frozenset(("malloc", "free", "__nv_aligned_device_malloc", "cudaMalloc", "cudaFree"))
+_EMITTER_OF = {"vprintf": Print, "__assertfail": AssertFail, "free": Free, **dict.fromkeys(ALLOCATING, Allocate)}
+# Functions of the CUDA runtime that kernels may call.
+_RUNTIME = "cuda"
 
 
 def call(emitter: Builder, instruction: Instruction) -> None:
@@ -19,14 +21,13 @@ def call(emitter: Builder, instruction: Instruction) -> None:
         isa.NoSuchInstruction: the executor does not have what it calls; the reason says why.
         ValueError: its operands do not fit.
     """
-    emitter_of = {"vprintf": Print, "__assertfail": AssertFail}
     operands = instruction.operands
     target = operands[1] if len(operands) > 1 else None
     if not isinstance(operands[0], Register | Sink) or not isinstance(target, Symbol) or target.name not in BUILTINS:
         raise isa.NoSuchInstruction(instruction.opcode, _reason(emitter, instruction))
     result, kinds = BUILTINS[target.name]
     values = [emitter.value(operand, kind) for operand, kind in zip(operands[2:], kinds, strict=True)]
-    work = emitter.call(emitter_of[target.name](instruction), *values, emitter.guard(instruction))
+    work = emitter.call(_EMITTER_OF[target.name](instruction), *values, emitter.guard(instruction))
     if result is None:
         emitter.lines.append(work)
     else:
@@ -41,7 +42,7 @@ def _reason(emitter: Builder, instruction: Instruction) -> str:
     if any(isinstance(operand, Register) for operand in instruction.operands):
         return "an indirect call of an address that is no known function's"
     function = emitter.module.function(called)
-    if called in _HEAP:
-        return f"{called} of device code takes memory from the GPU's heap, which the executor has not"
     assert function is None or function.body is None
+    if called.startswith(_RUNTIME):
+        return f"{called} in device code is of the CUDA runtime, and the executor has the runtime of no device"
     return f"{called} has no body in this module, and the executor links no other one"

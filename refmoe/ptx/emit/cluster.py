@@ -1,4 +1,4 @@
-"""Statements of the instructions on clusters, and of those that only advise the chip."""
+"""Statements of the instructions on clusters and their launches, and of those that only advise the chip."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.emit.bulk import count_operands, integer
 from refmoe.ptx.engine.bulk.ranges import DISCARDED, Discard, StoreRange
+from refmoe.ptx.engine.cluster.launch_control import Cancel, FirstBlock, IsCancelled, granted
 from refmoe.ptx.engine.cluster.memory import MapAddress, RankOf
 from refmoe.ptx.engine.loads_and_stores import Access, Atomic, Store
 from refmoe.ptx.engine.previous_grid import GridWait
@@ -17,7 +18,7 @@ from refmoe.ptx.engine.remote_async import WriteAsync
 from refmoe.ptx.engine.tensor.register_pool import SetRegisters
 from refmoe.ptx.state.records import GRID
 from refmoe.ptx.text.scopes import type_bits
-from refmoe.ptx.text.syntax import Immediate, Instruction
+from refmoe.ptx.text.syntax import Immediate, Instruction, Operand, Sink
 
 _MAPA = re.compile(r"(mapa|getctarank)(?P<shared>\.shared::cluster)?\.u(?P<bits>32|64)")
 _PRIMARY = r"L2::evict_(last|normal|first|unchanged)"
@@ -41,6 +42,14 @@ _STORE_ASYNC = re.compile(
 _REDUCE_ASYNC = re.compile(
     rf"red\.async\.relaxed\.cluster{_COMPLETES}\.(?P<operation>inc|dec|min|max|add|and|or|xor)"
     r"\.(?P<type>u32|s32|u64|b32)"
+)
+_CANCEL = re.compile(
+    r"clusterlaunchcontrol\.try_cancel(?P<shared>\.shared::cta)?\.async(\.shared::cta)?\.mbarrier::complete_tx::bytes"
+    r"(?P<multicast>\.multicast::cluster::all)?\.b128"
+)
+_QUERY = re.compile(
+    r"clusterlaunchcontrol\.query_cancel\."
+    r"(is_canceled\.pred|get_first_ctaid(\.(?P<all>v4)|::(?P<axis>[xyz]))\.b32)\.b128"
 )
 _REGISTERS = re.compile(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32")
 
@@ -89,6 +98,8 @@ def write_async(emitter: Builder, instruction: Instruction) -> None:
         ValueError: its operands do not fit.
     """
     opcode = instruction.opcode
+    if _STORE_ASYNC.fullmatch(opcode) is None and _REDUCE_ASYNC.fullmatch(opcode) is None:
+        raise isa.NoSuchInstruction(opcode)
     count_operands(instruction.operands, 3)
     target, value, barrier = instruction.operands
     work: Store | Atomic
@@ -110,6 +121,41 @@ def write_async(emitter: Builder, instruction: Instruction) -> None:
     phase, _ = emitter.address(barrier, "shared")
     write = WriteAsync(work, Access(instruction, "shared", 8, 1, strength=GRID))
     emitter.run(write, address, f"({', '.join(values)},)", phase, emitter.guard(instruction))
+
+
+def launch_control(emitter: Builder, instruction: Instruction) -> None:
+    """`clusterlaunchcontrol.try_cancel [a], [mbar]` and `.query_cancel d, answer`.
+
+    Raises:
+        isa.NoSuchInstruction: another spelling.
+        ValueError: its operands do not fit.
+    """
+    count_operands(instruction.operands, 2)
+    first, second = instruction.operands
+    if (match := _CANCEL.fullmatch(instruction.opcode)) is not None:
+        emitter.has_mbarriers = emitter.lanes_synchronise = True
+        space = "shared" if "shared::cta" in instruction.opcode else "generic"
+        address, _ = emitter.address(first, space)
+        barrier, _ = emitter.address(second, space)
+        multicast = match["multicast"] is not None
+        reached = "generic" if multicast else space
+        answer = Store(instruction, reached, 4, 4)
+        write = WriteAsync(answer, Access(instruction, reached, 8, 1, strength=GRID))
+        work = Cancel(instruction, write, multicast)
+        emitter.run(work, address, barrier, emitter.guard(instruction))
+        return
+    match = _QUERY.fullmatch(instruction.opcode)
+    if match is None:
+        raise isa.NoSuchInstruction(instruction.opcode)
+    halves = [emitter.value(half, "b64") for half in emitter.elements(second, 2)]
+    if "is_canceled" in instruction.opcode:
+        call = emitter.call(IsCancelled(), *halves, emitter.guard(instruction))
+        emitter.assign(instruction, first, call, "pred")
+        return
+    emitter.note(instruction, granted, halves)
+    axes: tuple[Operand, ...] = tuple(first if axis == match["axis"] else Sink() for axis in "xyz_")
+    targets = emitter.elements(first, 4) if match["all"] else axes
+    emitter.assign_all(instruction, [(each, "b32") for each in targets], emitter.call(FirstBlock(), *halves))
 
 
 def store_bulk(emitter: Builder, instruction: Instruction) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from refmoe.ptx import isa
+from refmoe.ptx.emit.absent import why_absent
 from refmoe.ptx.emit.emitter import Emitter
 from refmoe.ptx.emit.plan import Plan, kept
 from refmoe.ptx.emit.shadowed import ShadowedBlocks
@@ -223,7 +224,7 @@ def _attempted(emitter: Emitter, instruction: Instruction, emit: Callable[[], No
     try:
         emit()
     except isa.NoSuchInstruction as error:
-        return error.reason
+        return error.reason or why_absent(instruction.opcode)
     except ValueError as error:
         reason = str(error)
     except IndexError:

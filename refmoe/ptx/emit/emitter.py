@@ -103,6 +103,7 @@ class Emitter(Builder):
             "discard": partial(cluster.discard, self),
             "mapa": partial(cluster.map_address, self),
             "getctarank": partial(cluster.rank_of, self),
+            "clusterlaunchcontrol": partial(cluster.launch_control, self),
             "activemask": self._activemask,
             "shfl": self._shuffle,
             "vote": self._vote,

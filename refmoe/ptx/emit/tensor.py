@@ -21,21 +21,27 @@ _SPACES = ("shared", "shared::cta")
 
 
 def load_matrix(emitter: Builder, instruction: Instruction) -> None:
-    """`ldmatrix` of 8 x 8 cells of 16 bits, and of 8 rows of 16 packed elements of 4 or 6 bits.
+    """`ldmatrix` of 8 x 8 cells of 16 bits, of 8 rows of 16 packed elements of 4 or 6 bits, and of 16 x 16 bytes.
 
-    The 16 x 16 bytes of .m16n16 are not here: no chip at hand shows how its lanes share them.
+    Those 16 x 16 are always transposed, and may be packed too.
 
     Raises:
         isa.NoSuchInstruction: another spelling.
         ValueError: its operands do not fit.
     """
     count, transposed, space, cells = _matrix(instruction)
-    packing = PACKINGS.get(cells.removeprefix("m8n16.b8x16."))
-    if cells != "m8n8.b16" and (packing is None or transposed):
+    shape, _, elements = cells.partition(".")
+    packing, square = PACKINGS.get(elements.removeprefix("b8x16.")), shape == "m16n16"
+    if square:
+        known = transposed and count <= 2 and (packing is not None or elements == "b8")
+    else:
+        known = cells == "m8n8.b16" or (shape == "m8n16" and packing is not None and not transposed)
+    if not known:
         raise isa.NoSuchInstruction(instruction.opcode)
-    destinations = _elements(instruction.operands[0], count)
+    destinations = _elements(instruction.operands[0], 2 * count if square else count)
     address, space = emitter.address(instruction.operands[1], space)
-    work = LoadMatrix(Access(instruction, space, 8, 2), Access(instruction, space, 4, 1), count, transposed, packing)
+    row, word = Access(instruction, space, 8, 2), Access(instruction, space, 4, 1)
+    work = LoadMatrix(row, word, count, transposed, packing, square)
     emitter.assign_all(instruction, [(register, "b32") for register in destinations], emitter.call(work, address))
 
 

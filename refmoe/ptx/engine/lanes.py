@@ -16,7 +16,7 @@ import numpy as np
 from refmoe.ptx.engine.order.strong import Order
 from refmoe.ptx.engine.order.witness import RaceWitness
 from refmoe.ptx.errors import Index3, LaneError, MisuseError, RaceError, StepBudgetExceeded
-from refmoe.ptx.grid import Grid, index_in
+from refmoe.ptx.grid import BlockQueue, Grid, index_in
 from refmoe.ptx.native import order
 from refmoe.ptx.schedule import Schedule
 from refmoe.ptx.state.memory import Arena, Region, owned_region
@@ -109,6 +109,9 @@ class LaunchState:
         schedule: what decides where PTX leaves a choice.
         by_steps: whether threads take their steps one by one, see `refmoe.ptx.engine.thread_steps`.
         following: what is known of undefined values, where they are followed, or None.
+        heap: where `malloc` takes memory from, or None if the module never calls it.
+        queue: the blocks that have not started, while blocks run.
+        refused: numbers of the clusters that have seen a request of theirs fail, to cancel another one's launch.
         exact: names of regions of which every access is kept, see `refmoe.ptx.engine.exact_races`.
         witness: who takes down all accesses of some regions, or None.
         previous: what is known of the grid before this one, see `refmoe.ptx.engine.previous_grid`, or None.
@@ -147,6 +150,9 @@ class LaunchState:
     previous: Any = None
     map_reads: Any = None
     following: Any = None
+    heap: Region | None = None
+    queue: BlockQueue | None = None
+    refused: set[int] = field(default_factory=set)
 
     def warn(self, error: RaceError) -> None:
         """Keep what is but a warning, one for each cause."""

@@ -114,9 +114,9 @@ class SlowMatrix:
         transposed = "trans" in parts
         if parts[0] == "stmatrix":
             return cls(StoreMatrix(Store(instruction, space, 8, 2), Store(instruction, space, 4, 1), count, transposed))
-        packing = PACKINGS.get(parts[-1].removeprefix("b8x16.")) if "b8x16" in parts else None
+        packing = PACKINGS.get(parts[-1])
         row, word = Access(instruction, space, 8, 2), Access(instruction, space, 4, 1)
-        return cls(LoadMatrix(row, word, count, transposed, packing))
+        return cls(LoadMatrix(row, word, count, transposed, packing, "m16n16" in parts))
 
     def __call__(self, machine: Lanes, warp: int, mask: int, addresses: int, values: int) -> None:
         """Do it: `values` are the registers, uint32 [count, 32].
@@ -126,7 +126,7 @@ class SlowMatrix:
         """
         frame = _frame(machine, warp, mask)
         inside = frame.lanes() % _LANES
-        held = _array(values, np.uint32, self.work.count * _LANES).reshape(-1, _LANES)
+        held = _array(values, np.uint32, self.work.registers * _LANES).reshape(-1, _LANES)
         places = _array(addresses, np.uint64, _LANES)[inside]
         if isinstance(self.work, StoreMatrix):
             self.work(frame, places, tuple(register[inside] for register in held))

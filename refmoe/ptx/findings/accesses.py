@@ -15,6 +15,7 @@ _STEMS = (
     ("cp.async.bulk", "bulk copy"),
     ("cp.async", "asynchronous copy"),
     ("st.async", "asynchronous store"),
+    ("clusterlaunchcontrol", "asynchronous answer"),
     ("red.async", "asynchronous reduction"),
     ("wgmma.mma_async", "product of a warpgroup"),
     ("ldmatrix", "plain load of matrices"),

@@ -122,7 +122,7 @@ class RaceSite:
         return _MISSING[relation], SECTIONS[relation]
 
 
-_BULK = ("cp.async.bulk", "cp.reduce.async.bulk", "st.async", "red.async")
+_BULK = ("cp.async.bulk", "cp.reduce.async.bulk", "st.async", "red.async", "clusterlaunchcontrol")
 _MIXED = "strong-and-plain-accesses"
 _PROXY = ("a fence between the generic and the asynchronous proxy, by whoever wrote, before the barrier", "proxies")
 _GRID = ("griddepcontrol.wait, by the thread or by one that it comes after", "the-grid-before")

@@ -24,7 +24,7 @@ def is_native(instruction: Instruction) -> bool:
     if stem == "mma":
         return accumulates_single(instruction)
     if stem in ("ldmatrix", "stmatrix"):
-        return "b6x16_p32" not in instruction.opcode and "m16n8" not in instruction.opcode
+        return not any(part in ("b6x16_p32", "m16n8", "m16n16") for part in instruction.opcode.split("."))
     if stem in ("ld", "st"):
         opcode = memory_opcode(instruction.opcode)
         return opcode is not None and not opcode.strong and opcode.size * opcode.count <= LANES

@@ -115,14 +115,14 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _SeenMatrix:
-    """`ldmatrix` or `stmatrix`: lane 8 j + r passes the address of row r of matrix j."""
+    """`ldmatrix` or `stmatrix`: a lane passes the address of a row, the first lanes those of the first matrix."""
 
     work: LoadMatrix | StoreMatrix
 
     def __call__(self, frame: Frame, address: Array, *rest: Any) -> Any:
         _, lanes, chosen = frame.select(address, None)
         result: Any = self.work(frame, address, *rest)
-        used = lanes % _WARP < 8 * self.work.count
+        used = lanes % _WARP < self.work.addresses
         _profile(frame).accessed(self.work.row, lanes[used], chosen[used])
         return result
 

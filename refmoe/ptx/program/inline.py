@@ -2,8 +2,8 @@
 
 nvcc inlines nearly every device function; what is left are calls of `noinline` functions, and calls through pointers.
 An indirect call becomes a comparison of its address with those of the functions whose address the program takes.
-`vprintf` and `__assertfail`, which have no body, become instructions of their own; every other call that cannot be
-inlined stays, and is an error of the lanes that reach it.
+`vprintf`, `__assertfail`, `malloc` and `free`, which have no body, become instructions of their own; every other call
+that cannot be inlined stays, and is an error of the lanes that reach it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ Statement = Instruction | Label
 BUILTINS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "vprintf": ("b32", ("b64", "b64")),
     "__assertfail": (None, ("b64", "b64", "b32", "b64", "b64")),
+    "malloc": ("b64", ("b64",)),
+    "__nv_aligned_device_malloc": ("b64", ("b64", "b64")),
+    "free": (None, ("b64",)),
 }
+# Those that take memory from the heap.
+ALLOCATING = ("malloc", "__nv_aligned_device_malloc")
 # Bodies that one entry may take in: nested indirect calls multiply.
 _MOST = 4096
 # Calls of a function within itself that are followed: the deepest with which an entry takes in so few bodies.

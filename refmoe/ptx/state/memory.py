@@ -91,6 +91,7 @@ class Region:
         shadow: who accessed what, or None where races are not looked for.
         watch: what takes down who writes some of its bytes, or None.
         undefined: which bits of its bytes are undefined, or None where none are but in bytes that nobody wrote.
+        compared: whether other schedules have to leave the same bytes in it.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Region:
     shadow: Shadow | None = None
     watch: Watching | None = None
     undefined: Undefined | None = None
+    compared: bool = True
     _views: dict[tuple[bool, int], Any] = field(default_factory=dict, repr=False)
 
     def clear(self) -> None:
@@ -163,6 +165,11 @@ class Region:
         if self.valid is not None:
             valid = self.words(width, of_valid=True)
             valid[place] = np.iinfo(valid.dtype).max
+
+    def forget(self, begin: int, count: int) -> None:
+        """Say of some bytes that nobody has written them."""
+        if self.valid is not None:
+            self.valid[begin : begin + count] = 0
 
     def validate(self) -> None:
         """Begin to say which bytes are initialised: all are."""

@@ -15,6 +15,11 @@ LOCAL_WINDOW = 1 << 57
 RANK_SHIFT = 24
 # A generic address of local memory: above this bit stands whose it is, the thread of the launch and one.
 OWNER_SHIFT = 24
+# The heap of `malloc` in device code: what may be allocated at once, as cudaLimitMallocHeapSize is by default, and the
+# bytes that have an address, none of which is given twice.
+HEAP_NAME = "the heap of malloc"
+HEAP_LIMIT = 8 << 20
+HEAP_BYTES = 8 * HEAP_LIMIT
 # Functions have addresses that only a call can use.
 CODE_WINDOW = 1 << 58
 CODE_BYTES = 16

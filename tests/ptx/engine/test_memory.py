@@ -373,7 +373,10 @@ def test_dynamic_and_static_shared_memory() -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        ("malloc", "malloc of device code takes memory from the GPU's heap, which the executor has not"),
+        (
+            "cudaMalloc",
+            "cudaMalloc in device code is of the CUDA runtime, and the executor has the runtime of no device",
+        ),
         ("elsewhere", "elsewhere has no body in this module, and the executor links no other one"),
     ],
 )

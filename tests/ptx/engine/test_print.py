@@ -12,7 +12,7 @@ import pytest
 from support.ptx_kernel import compile_cuda, text
 
 from refmoe import ptx
-from refmoe.ptx.engine.device_print import formatted
+from refmoe.ptx.engine.driver.device_print import formatted
 
 
 class Values:

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.cuda_schedules import KERNELS, Kernel
-from support.ptx_kernel import compile_cuda
+from support.ptx_kernel import compile_cuda, text
 
 from refmoe import ptx
+from refmoe.ptx.engine.order.clocks import Clocks
 
 SCHEDULES = 16
 
@@ -61,3 +62,29 @@ def test_the_guide_shows_a_finding(tmp_path: Path) -> None:
     words = " ".join(page.split())
     for said in str(caught.value).split("; "):
         assert said.split(", line ")[0] in words
+
+
+def test_one_record_is_asked_for_as_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choices of strong accesses ask for one record at a time: the answer is that for arrays of them."""
+    asked = set[bool]()
+    one = Clocks.is_ordered
+
+    def both(self: Clocks, lane: int, record: int) -> bool:
+        found = bool(one(self, lane, record))
+        assert found == bool(self.ordered(np.array([lane]), np.array([record]))[0])
+        asked.add(found)
+        return found
+
+    monkeypatch.setattr(Clocks, "is_ordered", both)
+    # A chain of blocks, each of which waits for the one before it behind a fence, and all of them count.
+    body = """
+        mov.u32 %r3, %ctaid.x; mul.wide.u32 %d3, %r3, 4; add.s64 %d3, %d3, %d0; setp.eq.u32 %p1, %r3, 0; @%p1 bra GO;
+    WAIT: ld.relaxed.gpu.global.u32 %r4, [%d3+-4]; setp.eq.u32 %p2, %r4, 0; @%p2 bra WAIT; fence.sc.gpu;
+    GO: fence.acq_rel.gpu; atom.relaxed.gpu.global.add.u32 %r5, [%d0+64], 1; fence.sc.gpu; bar.sync 0;
+        setp.eq.u32 %p3, %r1, 0; @%p3 st.relaxed.gpu.global.u32 [%d3], 1; ret;
+    """
+    out = np.zeros(17, np.uint32)
+    module = ptx.Module.parse(text(body))
+    ptx.launch(module, "k", (3, 1, 1), (32, 1, 1), [out, None, 0], schedules="0,1,2")
+    assert out[[0, 1, 2, 16]].tolist() == [1, 1, 1, 96]
+    assert asked == {True, False}

@@ -184,7 +184,11 @@ def test_the_writers_of_stmatrix_are_those_who_hold_the_data(trans: str) -> None
         "ldmatrix.sync.aligned.m8n16.x1.trans.shared.b8x16.b4x16_p64 {%r20}, [cell];",
         "ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b16 {%r20}, [cell];",
         "ldmatrix.sync.aligned.m8n8.b16.shared.x1 {%r20}, [cell];",
-        "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r20, %r21}, [cell];",
+        "ldmatrix.sync.aligned.m16n16.x1.shared.b8 {%r20, %r21}, [cell];",
+        "ldmatrix.sync.aligned.m16n16.x4.trans.shared.b8 {%r20, %r21, %r22, %r23}, [cell];",
+        "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b16 {%r20, %r21}, [cell];",
+        "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r20}, [cell];",
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b8x16.b4x16_p64 {%r20}, [cell];",
         "stmatrix.sync.aligned.m16n8.x1.shared.b8 [cell], {%r20};",
         "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r20}, [cell];",
         "ldmatrix.sync.aligned.m8n8.x1.shared.b16 %r20, [cell];",
@@ -223,6 +227,52 @@ def test_ldmatrix_unpacks(count: int, packing: str, before: str) -> None:
             row = rows[row_of(8 * matrix + lane // 4)]
             expected = [element(row, bits, 4 * (lane % 4) + i) for i in range(4)]
             assert out[lane, matrix].tobytes() == bytes(expected)
+
+
+def element_of(row: np.ndarray, packing: str, index: int) -> int:
+    """Element `index` of a row as ldmatrix gives it."""
+    return int(row[index]) if packing == "b8" else element(row, PACKED[packing.removeprefix("b8x16.")], index)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("packing", ["b8", *(f"b8x16.{each}" for each in PACKED)])
+@pytest.mark.parametrize("before", ["", WORDS], ids=["python", "native"])
+def test_ldmatrix_transposes_bytes(count: int, packing: str, before: str) -> None:
+    """Rows are k and columns n: the registers of a matrix are the B of mma.m16n8k16 for its columns 0-7 and 8-15."""
+    rows = np.random.default_rng(count).integers(0, 256, (128, 16), np.uint8)
+    load = f"ldmatrix.sync.aligned.m16n16.x{count}.trans.shared.{packing} {VECTOR[2 * count]}, [%r5];"
+    out = np.zeros((32, 2 * count), np.uint32)
+    run(before + FILL + load + save(2 * count), out.reshape(-1), rows, declarations=CELLS, target="sm_120a")
+    for lane in range(32):
+        for register in range(2 * count):
+            column = lane // 4 + 8 * (register % 2)
+            of_rows = [rows[row_of(16 * (register // 2) + 4 * (lane % 4) + i)] for i in range(4)]
+            assert out[lane, register].tobytes() == bytes(element_of(row, packing, column) for row in of_rows)
+
+
+@pytest.mark.parametrize("packing", ["b8", *(f"b8x16.{each}" for each in PACKED)])
+def test_who_reads_which_word_of_a_transposed_row(packing: str) -> None:
+    # A lane writes just those words of row `lane / 4 * 4 + i` that hold the elements that it gets. Nothing orders the
+    # lanes, and yet there is no race but on words that several lanes share, whose first lane is taken to read them.
+    bits = {"b8": 8, "b8x16.b4x16_p64": 4, "b8x16.b6x16_p32": 6}[packing]
+    load = f"ldmatrix.sync.aligned.m16n16.x2.trans.shared.{packing} {VECTOR[4]}, [%r5];"
+    words = 16 * bits // 32
+    text = "mov.u32 %r3, cell; mad.lo.u32 %r5, %r1, 16, %r3; and.b32 %r6, %r1, 3; shr.u32 %r7, %r1, 2;"
+    for word in range(words):
+        # The lanes of group g, that get column g, write the word whose first element has this number.
+        group = word * 32 // bits % 8
+        text += f"setp.ne.u32 %p1, %r7, {group}; @%p1 bra NEXT{word};"
+        for row in range(4):
+            for matrix in range(2):
+                place = 16 * (16 * matrix + row) + 4 * word
+                text += f"mad.lo.u32 %r8, %r6, 64, %r3; st.shared.u32 [%r8+{place}], %r1;"
+        text += f"NEXT{word}: bar.warp.sync -1;" if word < words - 1 else f"NEXT{word}:"
+    # Between the last stores and the load nothing orders lanes: whoever else read a word would race with its writer.
+    run(text + load + save(4), np.zeros(128, np.uint32), declarations=CELLS)
+    other = text.replace(f"setp.ne.u32 %p1, %r7, {(words - 1) * 32 // bits % 8};", "setp.ne.u32 %p1, %r7, 1;")
+    assert other != text
+    with pytest.raises(ptx.RaceError, match="write-read"):
+        run(other + load + save(4), np.zeros(128, np.uint32), declarations=CELLS)
 
 
 # Lane i writes the first or the last part of row i, %r5.

@@ -379,7 +379,7 @@ class Strong:
         def knows(record: int) -> bool:
             if not record & int(SEVERAL) and record & int(THREAD) == thread:
                 return True
-            return bool(clocks.ordered(np.array([lane]), np.array([record]))[0])
+            return clocks.is_ordered(lane, record)
 
         return knows
 

@@ -16,7 +16,7 @@ from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
 # Instructions whose accesses an agent makes, see `refmoe.ptx.engine.order.clocks`.
-_COPIES = ("cp.async.bulk", "cp.reduce.async.bulk", "st.async", "red.async", "wgmma.mma_async")
+_COPIES = ("cp.async.bulk", "cp.reduce.async.bulk", "st.async", "red.async", "wgmma.mma_async", "clusterlaunchcontrol")
 # An access as a search sees it; `number` is that of its instruction's step, in the order of taking.
 _ACCESS = np.dtype(
     [("begin", "i8"), ("end", "i8"), ("thread", "i8"), ("step", "i8"), ("number", "i8")]

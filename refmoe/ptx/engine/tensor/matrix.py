@@ -6,16 +6,20 @@ holds of matrix j, the first in the low bits,
     m8n8, 16-bit cells      row g, cells 2t and 2t + 1             as stored
                             rows 2t and 2t + 1, cell g             .trans
     m8n16, bytes            row g, bytes 4t .. 4t + 3              (ldmatrix, of a packed row: see `Packing`)
+    m16n16, bytes           rows 4t .. 4t + 3, byte g              .trans (ldmatrix, packed or not), register 2j
+                            rows 4t .. 4t + 3, byte g + 8          register 2j + 1
     m16n8, bytes            rows 2t and 2t + 1, byte g             .trans (stmatrix)
                             rows 2t and 2t + 1, byte g + 8
 
 where the rows are those in shared memory, so that the register of m16n8, whose matrix has 16 rows and is stored by
-columns, is a fragment C of `mma.m16n8`: cells (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+columns, is a fragment C of `mma.m16n8`: cells (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). A matrix of m16n16
+has 16 rows: lane 16 j + r passes the address of row r. Its registers are fragments B of `mma.m16n8k32`.
 
 For races, the lane that a word of four bytes goes to, or comes from, is the one that reads or writes it, not the one
 that passes its address; where lanes share a word, the first of them stands for all.
 
-(PTX ISA, "ldmatrix" and "stmatrix"; m16n8 as in CuTe's copy_traits_sm100.hpp, SM100_U8x4_STSM_T.)
+(PTX ISA, "ldmatrix" and "stmatrix"; m16n8 as in CuTe's copy_traits_sm100.hpp, SM100_U8x4_STSM_T, and m16n16 as in
+SM100_U8x8_LDSM_T there, whose code puts the two registers in another order before its layout holds.)
 """
 
 from __future__ import annotations
@@ -104,12 +108,17 @@ class Packing:
 PACKINGS = {"b4x16_p64": Packing(4), "b6x16_p32": Packing(6)}
 
 
-def _words(lanes: Array, index: Array, transposed: bool, packing: Packing | None = None) -> tuple[Array, Array]:
+def _words(
+    lanes: Array, index: Array, transposed: bool, packing: Packing | None = None, square: bool = False
+) -> tuple[Array, Array]:
     """The words of the rows at byte `index` [n], whose addresses `lanes` [n] pass: (byte index, lane), each [w n]."""
-    row, word = lanes % _ROWS, np.arange(4 if packing is None else packing.words)
+    row, word = lanes % (2 * _ROWS if square else _ROWS), np.arange(4 if packing is None else packing.words)
     # The lane of a packed word is that of the first element with a bit in it.
-    lane = word if packing is None else word * 32 // packing.bits // 4
-    holder = word * 8 + (row // 2)[:, None] if transposed else row[:, None] * 4 + lane
+    first = word * 32 // (8 if packing is None else packing.bits)
+    if square:
+        holder = first % 8 * 4 + (row // 4)[:, None]
+    else:
+        holder = word * 8 + (row // 2)[:, None] if transposed else row[:, None] * 4 + first // 4
     return (index[:, None] + word * 4).ravel(), ((lanes & ~31)[:, None] + holder).ravel()
 
 
@@ -121,7 +130,8 @@ class LoadMatrix:
         row, word: the accesses of a row and of a word of it.
         count: matrices.
         transposed: `.trans`.
-        packing: of m8n16, or None for m8n8.
+        packing: of packed rows, or None.
+        square: m16n16 of bytes, which is always transposed, instead of m8n8 or m8n16.
     """
 
     row: Access
@@ -129,6 +139,17 @@ class LoadMatrix:
     count: int
     transposed: bool
     packing: Packing | None = None
+    square: bool = False
+
+    @property
+    def addresses(self) -> int:
+        """Lanes of a warp that pass the address of a row."""
+        return (2 * _ROWS if self.square else _ROWS) * self.count
+
+    @property
+    def registers(self) -> int:
+        """Registers that a lane gets."""
+        return 2 * self.count if self.square else self.count
 
     def __call__(self, frame: Frame, address: Array) -> tuple[Array, ...]:
         """The registers of each lane, uint32.
@@ -139,18 +160,22 @@ class LoadMatrix:
         whole_warps(frame, self.row.instruction)
         where, lanes, chosen = frame.select(address, None)
         # Lanes beyond the last matrix pass addresses that are not used.
-        used = lanes % 32 < _ROWS * self.count
+        used = lanes % 32 < self.addresses
         registers = self.deal(self._read(frame, chosen[used], lanes[used]))
         if where is None:
             return tuple(registers)
-        result = np.zeros((self.count, frame.count), np.uint32)
+        result = np.zeros((self.registers, frame.count), np.uint32)
         result[:, where] = registers
         return tuple(result)
 
     def deal(self, rows: Array) -> Array:
-        """The registers uint32 [count, lanes] of whole warps, of the rows as they are in memory, uint16 [n, 8]."""
+        """The registers uint32 [registers, lanes] of whole warps, of the rows as they are in memory, uint16 [n, 8]."""
         if self.packing is not None:
             rows = self.packing.unpack(rows.view(np.uint8)).view(np.uint16)
+        if self.square:
+            # [warp, matrix, t, row 4t + i, byte g or g + 8] -> [matrix, register, warp, g, t, i]
+            split = rows.view(np.uint8).reshape(-1, self.count, 4, 4, 2, 8)
+            return np.ascontiguousarray(split.transpose(1, 4, 0, 5, 2, 3)).view(np.uint32).reshape(self.registers, -1)
         matrices = rows.reshape(-1, self.count, _ROWS, 8).transpose(1, 0, 2, 3)
         if self.transposed:
             matrices = matrices.transpose(0, 1, 3, 2)
@@ -175,7 +200,7 @@ class LoadMatrix:
         return rows.view(np.uint16)
 
     def _words(self, index: Array, lanes: Array) -> tuple[Array, Array]:
-        return _words(lanes, index, self.transposed, self.packing)
+        return _words(lanes, index, self.transposed, self.packing, self.square)
 
 
 @dataclass(frozen=True)
@@ -195,6 +220,16 @@ class StoreMatrix:
     transposed: bool
     of_bytes: bool = False
 
+    @property
+    def addresses(self) -> int:
+        """Lanes of a warp that pass the address of a row."""
+        return _ROWS * self.count
+
+    @property
+    def registers(self) -> int:
+        """Registers that a lane gives."""
+        return self.count
+
     def __call__(self, frame: Frame, address: Array, registers: tuple[Array, ...]) -> None:
         """Store the matrices that the lanes hold.
 
@@ -205,7 +240,7 @@ class StoreMatrix:
         where, lanes, chosen = frame.select(address, None)
         spread = [frame.spread(register) for register in registers]
         rows = self.gather(np.stack(spread if where is None else [register[where] for register in spread]))
-        used = lanes % 32 < _ROWS * self.count
+        used = lanes % 32 < self.addresses
         self._write(frame, chosen[used], lanes[used], rows)
 
     def gather(self, held: Array) -> Array:

@@ -163,8 +163,8 @@ def matrix_loaded(instruction: Instruction, bits: Array, origins: Array) -> tupl
     assert isinstance(work, LoadMatrix)
     masks = work.deal(np.ascontiguousarray(bits).view(np.uint16))
     # A register is of several rows; the first of the warp with something undefined is named.
-    of_warps = bits.any(axis=1).reshape(-1, 8 * work.count)
-    named = origins.reshape(-1, 8 * work.count)[np.arange(len(of_warps)), np.argmax(of_warps, axis=1)]
+    of_warps = bits.any(axis=1).reshape(-1, work.addresses)
+    named = origins.reshape(-1, work.addresses)[np.arange(len(of_warps)), np.argmax(of_warps, axis=1)]
     return masks, np.broadcast_to(np.repeat(named, _LANES), masks.shape)
 
 
