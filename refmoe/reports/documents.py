@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from refmoe.chips import CHIPS
+from refmoe.chips import CHIPS, TARGETS
 from refmoe.reports.checks import GateRefusal, ReportError
 from refmoe.reports.reading import json_word, read_document, shown
 
@@ -191,7 +191,7 @@ def gpu_refusals(gpu: object, arch: object) -> Iterator[GateRefusal]:
     if not isinstance(gpu, str) or not gpu.strip():
         yield GateRefusal("document.chip", f"ran on a GPU, and names {gpu!r}; needed the GPU's name")
         return
-    if arch not in {chip.arch for chip in CHIPS.values()}:
+    if arch not in {chip.arch for chip in CHIPS.values()} | TARGETS.keys():
         yield GateRefusal(
             "document.chip", f"ran on {gpu} and says {arch!r}, which is the arch of no chip that is known"
         )

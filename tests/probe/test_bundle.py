@@ -199,7 +199,7 @@ DAMAGE: dict[str, tuple[Callable[[Document], Any], str]] = {
     "time": (lambda d: d.update(created="2999-01-01T00:00:00+00:00"), "which has not come yet"),
     "chip sold as another": (lambda d: d.update(arch="sm_120a"), "which is sm_90a, and says sm_120a"),
     "no chip's name": (lambda d: d.update(gpu=" "), "needed the GPU's name"),
-    "unknown chip": (lambda d: d.update(gpu="X", arch="sm_70"), "its chip is sm_70, and probed are sm_80"),
+    "unknown chip": (lambda d: d.update(gpu="X", arch="sm_70"), "which is the arch of no chip that is known"),
     "nothing": (lambda d: d.update(instructions=[]), "it holds no instruction, so it says nothing"),
     "twice": (lambda d: d["instructions"].append(d["instructions"][0]), f"the instruction {K8} is there 2 times"),
     "unknown instruction": (with_record(lambda r: r.update(name="mma.x")), "there is no instruction mma.x"),
