@@ -145,7 +145,9 @@ _EXACT = "exact", "definition"
 
 
 def _rests(path: Mapping[str, Any]) -> Iterator[str]:
-    """A model, an evidence or an arch that a path cannot rest on."""
+    """A model, an evidence or an arch that a path cannot rest on. A path of the user's own rests on none."""
+    if "backend" not in path:
+        return
     if path["arch"] not in {chip.arch for chip in CHIPS.values()}:
         yield f"is of {path['arch']!r}, which is the arch of no chip that is known"
     model, evidence = path["model"], path["evidence"]

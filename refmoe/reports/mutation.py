@@ -36,7 +36,7 @@ LEAST = 100
 Floor = Literal["cuda", "ptx", "host"]
 
 
-class MutantRecord(Model):
+class MutationRecord(Model):
     """What became of one mutant."""
 
     id: Word
@@ -83,7 +83,7 @@ class MutationDocument(Model):
     operators: list[dict[str, Any]]
     kernels: list[dict[str, Any]]
     survivors: list[SurvivorRecord]
-    mutants: list[MutantRecord]
+    mutants: list[MutationRecord]
     passed: bool
     digest: Sha256
 
