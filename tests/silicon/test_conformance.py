@@ -18,6 +18,7 @@ from refmoe import catalog, ptx
 from refmoe.cli import app
 from refmoe.cuda.device import DeviceUnavailable
 from refmoe.ptx import isa
+from refmoe.reports import conformance as report
 from refmoe.reports.documents import digest_of
 from refmoe.reports.gate import check_reports
 from refmoe.silicon import conformance
@@ -212,15 +213,29 @@ def refusals(tmp_path: Path, content: dict[str, Any]) -> list[str]:
     return list(check_reports([path], None, catalog).refusals)
 
 
+@pytest.fixture
+def of_two_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate takes a run of two instructions on eight lanes each."""
+    monkeypatch.setattr(report, "INSTRUCTIONS", range(2, 3))
+    monkeypatch.setattr(report, "LANES", 8)
+
+
+def test_the_gate_refuses_a_run_of_two_instructions(tmp_path: Path) -> None:
+    assert any("says that 2 instructions ran; needed 2,000 and more" in text for text in refusals(tmp_path, document()))
+
+
+@pytest.mark.usefixtures("of_two_instructions")
 def test_the_gate_takes_a_run_without_differences(tmp_path: Path) -> None:
     assert [text for text in refusals(tmp_path, document()) if not text.startswith("no report in")] == []
 
 
+@pytest.mark.usefixtures("of_two_instructions")
 def test_the_gate_refuses_differing_instructions(tmp_path: Path) -> None:
     (sentence,) = refusals(tmp_path, document(differing=3))
     assert "1 instructions differ on a GPU: sub.u32" in sentence
 
 
+@pytest.mark.usefixtures("of_two_instructions")
 def test_the_gate_refuses_a_run_of_other_sources(tmp_path: Path) -> None:
     (sentence,) = refusals(tmp_path, document(isa_sha256="5a" * 32))
     assert "the executor's instructions changed since they were held against a GPU" in sentence

@@ -76,6 +76,7 @@ def test_what_ptx_does_not_allow_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     found = program(MESSAGE)
     monkeypatch.setattr(litmus, "judged", lambda count, seed: [(found, judge(found))])
     monkeypatch.setattr(report, "RUNS", 6)
+    monkeypatch.setattr(report, "PROGRAMS", 1)
     good, bad = (litmus.run(1, 0, 6, host) for host in (litmus.ExecutorHost(), Strange()))
     assert (good["outside"], bad["outside"]) == (0, 1)
     assert bad["rows"][0]["outside"] == [[1, 0, 7, 1, 1]]
@@ -86,14 +87,17 @@ def test_what_ptx_does_not_allow_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_the_gate_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = program(MESSAGE)
-    monkeypatch.setattr(litmus, "judged", lambda count, seed: [(found, judge(found))])
+    one = program(MESSAGE)
+    monkeypatch.setattr(litmus, "judged", lambda count, seed: [(one, judge(one))])
     document = litmus.run(1, 0, 6, litmus.ExecutorHost())
+    few = KINDS["litmus"].check(Path("a.json"), document, lambda _: "")
+    assert any("it holds 1 programs; needed 100" in each.text for each in few)
+    monkeypatch.setattr(report, "PROGRAMS", 1)
 
     def refused(**changes: Any) -> str:
         changed = {**document, **changes}
-        (refusal,) = KINDS["litmus"].check(Path("a.json"), {**changed, "digest": digest_of(changed)}, lambda _: "")
-        return refusal.text
+        found = KINDS["litmus"].check(Path("a.json"), {**changed, "digest": digest_of(changed)}, lambda _: "")
+        return "; ".join(refusal.text for refusal in found)
 
     assert "needed 1,000,000 runs of every program" in refused()
     assert "the litmus programs changed" in refused(litmus_sha256="0" * 64)
