@@ -67,6 +67,14 @@ def test_a_journal_keeps_what_pages_held_first() -> None:
     assert journal.written == []
 
 
+@pytest.fixture
+def nothing_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launch before has left memory whose pages are resident already."""
+    monkeypatch.setattr(pages, "_ZEROS", pages.Spare())
+    monkeypatch.setattr(pages, "_SCRATCH", pages.Spare())
+
+
+@pytest.mark.usefixtures("nothing_spare")
 def test_regions_cost_nothing_until_they_are_touched() -> None:
     array = untouched((1 << 28,))
     region = Arena().add("big", "global", array, array.size, initialised=False, in_place=True)
@@ -137,6 +145,7 @@ def test_atomics_and_copies_are_put_back(way: Way) -> None:
     assert np.count_nonzero(out) == 2
 
 
+@pytest.mark.usefixtures("nothing_spare")
 def test_only_pages_that_were_written_are_kept() -> None:
     class Keeper(Way):
         def attach(self, launch: Any) -> None:
