@@ -42,7 +42,7 @@ from refmoe.ptx.module import Module
 from refmoe.ptx.observe.events import Rewinds
 from refmoe.ptx.observe.trace import Trace
 from refmoe.ptx.observe.watch import Watch
-from refmoe.ptx.program.inline import ALLOCATING
+from refmoe.ptx.program.inline import ALLOCATING, FREEING
 from refmoe.ptx.repeats import Repeats
 from refmoe.ptx.residency import Residency, chip_of, fewest_multiprocessors, residency, run_blocks
 from refmoe.ptx.schedule import Schedule
@@ -367,8 +367,8 @@ def _run(
     arena = Arena()
     # Variables that live on have their places in the memory before it enters the arena.
     addresses = None if memory is None else memory.variables(module, code.layout.buffers)
-    allocates = any(name in module.declared for name in ALLOCATING)
-    heap_address = memory.heap() if allocates and memory is not None else 0
+    has_heap = any(name in module.declared for name in (*ALLOCATING, FREEING))
+    heap_address = memory.heap() if has_heap and memory is not None else 0
     poison = np.full(code.layout.parameter_bytes, POISON, np.uint8)
     parameters = arena.add("kernel parameters", "param", poison, poison.size, writable=False)
     living = None if memory is None else memory.buffers
@@ -376,7 +376,7 @@ def _run(
     if addresses is None:
         addresses = _variables(code, arena)
     heap = None
-    if allocates:
+    if has_heap:
         own = arena.add(HEAP_NAME, "global", None, HEAP_BYTES, initialised=False) if memory is None else None
         heap = own or arena.window(heap_address)
         assert heap is not None

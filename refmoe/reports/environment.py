@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from refmoe.version import __version__
 
-#: A word that says something.
+#: A text that is not blank.
 Word = Annotated[str, Field(pattern=r"\S")]
 
 

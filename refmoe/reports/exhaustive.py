@@ -233,9 +233,21 @@ def failures(document: Mapping[str, Any]) -> list[str]:
         for row in document["rows"]
         if row["differing"]
     ]
-    return found + [
-        f"{proof['entry']} is not proven: {proof['refusals'][0]}" for proof in document["proofs"] if proof["refusals"]
-    ]
+    unproven = ((proof["entry"], why) for proof in document["proofs"] for why in _unproven(proof))
+    return found + [f"{entry} is not proven: {why}" for entry, why in unproven]
+
+
+#: What a proof speaks of: each is one function of (amax, element), or of amax alone, wherever its block lies.
+_PROVEN = ("codes", "scales")
+
+
+def _unproven(proof: Mapping[str, Any]) -> Iterator[str]:
+    """Why a proof is none: the first instruction that it refuses, or else an output that is no single function."""
+    if proof["refusals"]:
+        yield proof["refusals"][0]
+    elif proof["shapes"] != dict.fromkeys(_PROVEN, 1):
+        counts = ", ".join(f"{output} {proof['shapes'].get(output, 0):,}" for output in _PROVEN)
+        yield f"functions by which bytes are made, wherever a block lies: {counts}; needed one of each"
 
 
 def _judge(document: Mapping[str, Any], present: PresentHash) -> list[str]:
@@ -253,7 +265,8 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> list[str]:
         return found
     wrong = failures(document)
     if document["passed"] is not (not wrong):
-        return [f"says that it {'passed' if document['passed'] else 'did not pass'}, against what it found"]
+        said = "passed" if document["passed"] else "did not pass"
+        return [f"says that it {said}, against what it found: {wrong[0] if wrong else 'nothing wrong'}"]
     return wrong
 
 

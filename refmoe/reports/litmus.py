@@ -116,7 +116,7 @@ def _form(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _counts(row: Mapping[str, Any]) -> Iterator[str]:
-    if not row["seen"] + len(row["outside"]) >= 1 or row["seen"] > row["allowed"]:
+    if row["seen"] + len(row["outside"]) < 1 or row["seen"] > row["allowed"]:
         yield f"{row['seen']:,} outcomes seen of {row['allowed']:,} allowed ones"
     elif len(row["never_seen"]) != min(row["allowed"] - row["seen"], _SHOWN):
         missed = row["allowed"] - row["seen"]

@@ -15,6 +15,7 @@ from refmoe.formats import FORMATS, as_mx_format
 from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference.scalar.numbers import decode
 from refmoe.reference.scalar.quantize import quantize_block
+from refmoe.reports import exhaustive
 from refmoe.reports.exhaustive import all_pairs
 
 EMPTY = Definition(np.zeros((2, 32769), np.uint8), np.zeros((2, 32769), np.int32), np.zeros((1, 65536), np.uint8))
@@ -134,3 +135,7 @@ def test_names_of_pieces_are_read_back() -> None:
         list_pieces([], ["fp32"])
     with pytest.raises(ArgumentError, match=r"mxfp8_quantize\.8x4"):
         list_pieces(["gemm"])
+
+
+def test_the_gate_knows_every_subject() -> None:
+    assert set(SUBJECTS) == exhaustive.SUBJECTS

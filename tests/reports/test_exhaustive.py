@@ -113,6 +113,8 @@ def empty_proof(document: dict[str, Any]) -> None:
         (change("differing", False), "differing: Input should be a valid integer"),
         (lambda document: document["proofs"][0].update(instructions=0), "no instruction, or no output"),
         (lambda document: document["proofs"][0].update(shapes={}), "no instruction, or no output"),
+        (lambda document: document["proofs"][0]["shapes"].update(codes=17), "codes 17, scales 1; needed one of each"),
+        (lambda document: document["proofs"][0].update(shapes={"codes": 1}), "codes 1, scales 0; needed one of each"),
         (lambda document: document["proofs"][0].update(forced=10**9), "instructions forced"),
         (lambda document: document["proofs"][0].update(maximum="guess"), "makes its amax by 'guess'"),
         (lambda document: document.update(arch="sm_1"), "arch: Input should be"),

@@ -6,10 +6,10 @@ from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.engine.driver.device_heap import Allocate, Free
 from refmoe.ptx.engine.driver.device_print import AssertFail, Print
-from refmoe.ptx.program.inline import ALLOCATING, BUILTINS
+from refmoe.ptx.program.inline import ALLOCATING, BUILTINS, FREEING
 from refmoe.ptx.text.syntax import Instruction, Register, Sink, Symbol
 
-_EMITTER_OF = {"vprintf": Print, "__assertfail": AssertFail, "free": Free, **dict.fromkeys(ALLOCATING, Allocate)}
+_EMITTER_OF = {"vprintf": Print, "__assertfail": AssertFail, FREEING: Free, **dict.fromkeys(ALLOCATING, Allocate)}
 # Functions of the CUDA runtime that kernels may call.
 _RUNTIME = "cuda"
 

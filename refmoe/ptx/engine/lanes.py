@@ -109,7 +109,7 @@ class LaunchState:
         schedule: what decides where PTX leaves a choice.
         by_steps: whether threads take their steps one by one, see `refmoe.ptx.engine.thread_steps`.
         following: what is known of undefined values, where they are followed, or None.
-        heap: where `malloc` takes memory from, or None if the module never calls it.
+        heap: where `malloc` takes memory from, or None if the module declares neither it nor `free`.
         queue: the blocks that have not started, while blocks run.
         refused: numbers of the clusters that have seen a request of theirs fail, to cancel another one's launch.
         exact: names of regions of which every access is kept, see `refmoe.ptx.engine.exact_races`.

@@ -39,8 +39,8 @@ BUILTINS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "__nv_aligned_device_malloc": ("b64", ("b64", "b64")),
     "free": (None, ("b64",)),
 }
-# Those that take memory from the heap.
-ALLOCATING = ("malloc", "__nv_aligned_device_malloc")
+# Those that take memory from the heap, and the one that gives it back.
+ALLOCATING, FREEING = ("malloc", "__nv_aligned_device_malloc"), "free"
 # Bodies that one entry may take in: nested indirect calls multiply.
 _MOST = 4096
 # Calls of a function within itself that are followed: the deepest with which an entry takes in so few bodies.

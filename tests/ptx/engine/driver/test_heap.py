@@ -16,6 +16,7 @@ DECLARED = """
 .extern .func (.param .b64 result) __nv_aligned_device_malloc (.param .b64 size, .param .b64 alignment);
 .extern .func free (.param .b64 address);
 """
+FREE_ALONE = ".extern .func free (.param .b64 address);"
 MALLOC = """{{ .param .b64 size; .param .b64 result; st.param.b64 [size], {size};
     call.uni (result), malloc, (size); ld.param.b64 {to}, [result]; }}"""
 FREE = "{{ .param .b64 address; st.param.b64 [address], {of}; call.uni free, (address); }}"
@@ -168,11 +169,8 @@ def test_threads_that_share_an_allocation_need_an_order() -> None:
 
 def test_the_heap_lives_on_in_a_memory() -> None:
     module = ptx.Module.parse(text(malloc(64) + "st.global.u64 [%d5], 5; st.global.u64 [%d0], %d5; ret;", DECLARED))
-    other = ptx.Module.parse(
-        text(
-            "ld.global.u64 %d5, [%d1]; ld.global.u64 %d6, [%d5]; st.global.u64 [%d0], %d6;" + free() + "ret;", DECLARED
-        )
-    )
+    body = "ld.global.u64 %d5, [%d1]; ld.global.u64 %d6, [%d5]; st.global.u64 [%d0], %d6;"
+    other = ptx.Module.parse(text(body + free() + "ret;", FREE_ALONE))
     memory = ptx.DeviceMemory()
     held, out = memory.allocate(8, "held"), memory.allocate(8, "out")
     one = ((1, 1, 1), (1, 1, 1))
@@ -207,3 +205,14 @@ def test_a_launch_that_fails_allocates_nothing() -> None:
         ptx.launch(failing, "k", *one, [out, None, 0], memory=memory)
     ptx.launch(module, "k", *one, [out, None, 0], memory=memory)
     assert memory.read(out, 8).view(np.uint64)[0] != 0
+
+
+@pytest.mark.parametrize(("address", "named"), [(0, None), (8, "where no allocation of malloc begins")])
+def test_a_module_that_only_frees(address: int, named: str | None) -> None:
+    module = ptx.Module.parse(text(f"mov.u64 %d5, {address};{free()} ret;", FREE_ALONE), name="heap.ptx")
+    arguments = [np.zeros(1, np.uint64), None, 0]
+    if named is None:
+        ptx.launch(module, "k", (1, 1, 1), (1, 1, 1), arguments)
+    else:
+        with pytest.raises(ptx.MisuseError, match=named):
+            ptx.launch(module, "k", (1, 1, 1), (1, 1, 1), arguments)
