@@ -96,6 +96,10 @@ def number(name: str, default: int = 0, *, launch: bool = False) -> Option:
 #: own.
 MULTIPROCESSORS = number("multiprocessors", launch=True)
 
+#: Legal schedules under which each launch of the case runs on the executor; a GPU has its own. Some mistakes show under
+#: the executor's own never, such as a barrier that is tried only once.
+SCHEDULES = number("schedules", 1, launch=True)
+
 
 def byte(name: str, default: int) -> Option:
     """An option that takes a byte, written 0xFF."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.case import Shape, refused, word
+from refmoe.families.case import SCHEDULES, Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTINGS, TWICE, check_choices, expert_ids
 from refmoe.families.extents import ELEMENT_BYTES
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs, needs_k
@@ -437,6 +437,7 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 1, 48_128, 3, 2, 1)  # of which one warp's rows fit shared memory
     for m in (2, 8):
         yield _case("fingerprint", m, 2880, 8, 128, 4, bias="distinct", map="permuted")
+        yield _case("gaussian", m, 416, 20, 5, 4, schedules=8)
     yield _case("fingerprint", 1, 2880, 16, 128, 4, dtype="bf16", inputs="choice", alpha="distinct")
     yield _case("fingerprint", 1, 7168, 16, 16, 2)  # blocks in two rounds of a CTA
     yield _case("cancelling", 8, 7168, 8, 16, 2)  # in four
@@ -558,7 +559,7 @@ DP4A_GEMV = Family(
     options=(
         *(word("inputs", "token", "choice"), word("map", "none", "permuted", "dropped")),
         *(word("alpha", "none", "distinct", "edges"), word("bias", "none", "distinct", "tiny", "specials")),
-        *(word("routing", *ROUTINGS, TWICE), *RANKS, EXPERTS_BEFORE, POISON, WRONG),
+        *(word("routing", *ROUTINGS, TWICE), *RANKS, EXPERTS_BEFORE, SCHEDULES, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from refmoe.errors import RefmoeError
 from refmoe.families.activation import PARAMS, VARIANT, check_params
-from refmoe.families.case import Shape, refused, word
+from refmoe.families.case import SCHEDULES, Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, padding_ids
 from refmoe.families.extents import permutation, q8_1_rows, staged
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, LaunchFailed, Outputs
@@ -242,6 +242,7 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 1, 2880, 32, 128, 4, "dp4a")  # gpt-oss's experts and width
     yield _case("real", 1, 384, 768, 8, 1, "llama_cpp")
     yield _case("gaussian", 8, 96, 32, 3, 2, "dp4a", routing="same-experts")
+    yield _case("gaussian", 2, 96, 32, 3, 2, "dp4a", schedules=4)
     yield _case("gaussian", 6, 96, 64, 4, 4, "dp4a", first_expert=4, ranks=3)
     for path in PATH.words:  # the last of three ranks, of which a token chooses more experts than each has
         yield _case("gaussian", 5, 96, 64, 3, 4, path, first_expert=6, ranks=3)
@@ -335,7 +336,7 @@ INTEGER_MOE = Family(
     dtypes=("bf16", "q8_1"),
     sizes="mknet",
     fills=LAYER_FILLS,
-    options=(PATH, OUTPUT, VARIANT, PARAMS, BIAS, GLOBAL_SCALES, ROUTING, *RANKS, POISON, WRONG),
+    options=(PATH, OUTPUT, VARIANT, PARAMS, BIAS, GLOBAL_SCALES, ROUTING, *RANKS, SCHEDULES, POISON, WRONG),
     inputs=_inputs,
     expect=_expect,
     run=_run,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.case import Shape, refused, word
+from refmoe.families.case import SCHEDULES, Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.extents import routing_extents
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
@@ -459,6 +459,8 @@ def _quick() -> Iterator[Case]:
 
 
 def _default() -> Iterator[Case]:
+    for m in (3, _FEW, _MANY):
+        yield _route("gaussian", m, 12, 3, schedules=8)
     for e, t in _ROUTERS:
         for m in (1, 2, 8, _FEW, _MANY, 64):
             yield _route("gaussian", m, e, t, bias="distinct")
@@ -564,7 +566,7 @@ ROUTE = Family(
     dtypes=("f32", "bf16", "ids"),
     sizes="met",
     fills=_FILLS,
-    options=(ROUTING, *RANKS, _BIAS, ENTRY, POISON, WRONG),
+    options=(ROUTING, *RANKS, _BIAS, ENTRY, SCHEDULES, POISON, WRONG),
     inputs=_inputs,
     expect=_expect,
     run=_run,

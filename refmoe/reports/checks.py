@@ -74,7 +74,7 @@ CHECKS: Mapping[str, str] = MappingProxyType(
         "case.launches": "a pass without a launch or with another kernel's; instructions of a GPU, or too few of them",
         "case.hash": "a hash that is none, or that is missing though the case ran",
         "case.model": "an accumulation model that there is not, without evidence, or with another chip's",
-        "case.schedules": "schedules of a launch that was not on the executor",
+        "case.schedules": "schedules of a launch that was not on the executor, or fewer than the case says",
         "case.kernel": "a user's kernel without a name, or sources that leave out its own file",
         # Planted faults.
         "fault.survived": "a planted fault that no case caught",

@@ -161,6 +161,12 @@ _PARITY = (
 _REPRO = r"refmoe repro '[^']+'( --schedules \S+)?"
 
 
+def _own_schedules(case_id: str) -> int:
+    """The schedules that a case says itself, see `refmoe.families.case.SCHEDULES`."""
+    said = re.search(r":schedules=(\d+):", case_id)
+    return int(said[1]) if said else 1
+
+
 def _level(report: Report, catalog: Catalog) -> Iterator[GateRefusal]:
     """Whether a report of a level holds the cases that the level has now, and no others."""
     ids = {case.id for case in report.cases if case.kernel is None}
@@ -178,7 +184,7 @@ def _level(report: Report, catalog: Catalog) -> Iterator[GateRefusal]:
     for what, asked, stray in (
         ("device", device, [case for case in own if case.verdict.ran and case.device != device]),
         ("arch", arch, [case for case in own if arch and case.verdict.ran and case.arch != arch]),
-        ("schedules", "one", [case for case in own if case.schedules > 1 and not schedules]),
+        ("schedules", "no more", [case for case in own if not schedules and case.schedules > _own_schedules(case.id)]),
     ):
         if stray:
             found = f"its case {stray[0].id} has {what} {getattr(stray[0], what)}"
@@ -436,6 +442,9 @@ def _schedules(record: Record, report: Report) -> Iterator[str]:
     of = record.of
     if of.schedules > 1 and of.device != "ptx":
         yield f"{of.schedules} schedules on {of.device}, which has its own"
+    asked = " --schedules " in report.command
+    if of.device == "ptx" and of.verdict.ran and not asked and of.schedules < _own_schedules(of.id):
+        yield f"{of.schedules} schedules, and the case says {_own_schedules(of.id)}"
 
 
 def _kernel(record: Record, report: Report) -> Iterator[str]:

@@ -14,16 +14,15 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.cuda.launch import Entry
 from refmoe.cuda.toolchain import CSRC, ToolchainError
 from refmoe.errors import RefmoeError
 from refmoe.families import FAMILIES
-from refmoe.families.family import LEVELS, Case, Expectation, Inputs, Outputs
+from refmoe.families.family import LEVELS, Case
 from refmoe.ptx.findings import unexplained
-from refmoe.ptx.schedules import under_schedules
 from refmoe.verify.kernel import Devices, Kernel, Refusal
 from refmoe.verify.patches import FilePatch, PatchError, apply_patch, parse_patch
 from refmoe.verify.runner import run_case
@@ -298,8 +297,6 @@ class Patch:
         name: of the patch file, without its suffix.
         fault, kind, case: see `Fault`.
         patches: the change.
-        schedules: those under which its cases run, see `refmoe.ptx.schedules.schedules_of`. Some mistakes show under
-            schedule 0 never: what is forgotten there is legal to need, and not needed.
     """
 
     name: str
@@ -307,7 +304,6 @@ class Patch:
     kind: str
     case: str
     patches: tuple[FilePatch, ...]
-    schedules: str = "1"
 
     def plant(self, scratch: Path) -> Sequence[Kernel]:
         """The kernels of every family that launches a changed source, whole layers included."""
@@ -315,25 +311,11 @@ class Patch:
         # One case catches most faults, and it launches one entry of many.
         devices = Devices(csrc=tree, entry_by_entry=True)
         changed = _changed(tree)
-        reached = [family for family in FAMILIES.values() if changed.intersection(family.sources)]
-        if self.schedules == "1":
-            return [Kernel(family, devices) for family in reached]
-        return [_UnderSchedules(family, devices, self.schedules) for family in reached]
+        return [Kernel(family, devices) for family in FAMILIES.values() if changed.intersection(family.sources)]
 
     def cases(self) -> Sequence[Case]:
         """The cases of the quick level, which are cheap and touch every line, then those of the default level."""
         return _listed()
-
-
-@dataclass
-class _UnderSchedules(Kernel):
-    """A kernel each of whose launches runs under several schedules."""
-
-    schedules: str = "1"
-
-    def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
-        with under_schedules(self.schedules):
-            return super().run(case, inputs, expected, place)
 
 
 @functools.cache
@@ -371,7 +353,7 @@ def _load(path: Path) -> Patch:
     if not {"Fault", "Class"} <= fields.keys():
         raise PatchError(f"{path.name}: needs the lines 'Fault: ...' and 'Class: ...' in front of the diff")
     named = fields["Fault"], fields["Class"], fields.get("Case", "")
-    return Patch(path.stem, *named, tuple(patches), fields.get("Schedules", "1"))
+    return Patch(path.stem, *named, tuple(patches))
 
 
 def patched_sources(patch: Patch, folder: Path) -> Path:

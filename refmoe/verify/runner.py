@@ -86,9 +86,15 @@ def _run_chunk(kernel_of: KernelOf, cases: Sequence[Case], schedules: str = "1")
 def run_case(kernel: Kernel, case: Case) -> Result:
     """Run one case. Whatever goes wrong inside it becomes its verdict; only Ctrl-C and defects of refmoe are raised.
 
+    A launch on the executor runs under as many schedules as the case says, unless `under_schedules` says otherwise.
+
     Raises:
         ArgumentError: the case's activations file cannot be used.
     """
+    own = str(case.get("schedules", 1))
+    if own != "1" and named(current_schedules()) == "1":
+        with under_schedules(own):
+            return run_case(kernel, case)
     start = time.perf_counter()
     try:
         place = kernel.place(case)
@@ -156,18 +162,18 @@ def _stopped(error: BaseException) -> Verdict:
     return Verdict.DEPENDS_ON_SCHEDULE if isinstance(error, ScheduleError) else Verdict.ERROR
 
 
-def _again(command: str, device: str, error: Exception | None) -> str:
+def _again(command: str, case: Case, device: str, error: Exception | None) -> str:
     """The command that runs a case, under the schedules that matter."""
-    schedules = current_schedules() if device == "ptx" else ()
+    schedules = named(current_schedules()) if device == "ptx" else "1"
     if isinstance(error, PtxError) and error.schedule:
-        schedules = that_show(error)
-    if not schedules or named(schedules) == "1":
+        schedules = named(that_show(error))
+    if schedules in ("1", str(case.get("schedules", 1))):
         return command
     if command.startswith("refmoe "):
-        return f"{command} --schedules {named(schedules)}"
+        return f"{command} --schedules {schedules}"
     if command.startswith("pytest "):
-        return f"{command} --refmoe-schedules {named(schedules)}"
-    return f"{command}  # under schedules {named(schedules)}"
+        return f"{command} --refmoe-schedules {schedules}"
+    return f"{command}  # under schedules {schedules}"
 
 
 def _frozen(inputs: Inputs, expected: Expectation) -> tuple[Inputs, Expectation]:
@@ -227,7 +233,7 @@ def _result(
         id=kernel.identify(case),
         kernel=kernel.name,
         device=device,
-        repro=_again(kernel.repro(case), device, error),
+        repro=_again(kernel.repro(case), case, device, error),
         expected=refused_as_due,
         evidence="bit-exact" if comparison is not None and comparison.compared > 0 else "none",
         assumption=expected.assumption if expected is not None else None,

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
 from support.verify import CASE
 
 from refmoe.families.family import Case, Expectation, Inputs, Outputs
-from refmoe.ptx.schedules import current_schedules
 from refmoe.verify.kernel import Kernel, Place
-from refmoe.verify.plant import Company, find_company, load_patches
+from refmoe.verify.plant import Company, find_company
 
 CASES = tuple(CASE.having(seed=seed) for seed in range(5))
 
@@ -72,26 +70,3 @@ def test_a_fault_that_one_case_catches_or_none_is_alone() -> None:
 def test_one_that_the_last_case_gives_company_is_not_alone() -> None:
     found = company(3, 4)
     assert (found.ran, found.whole, found.alone) == (5, True, False)
-
-
-def test_a_patch_that_names_schedules_runs_its_cases_under_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A single try of a barrier is legal to fail, and fails under schedule 0 never."""
-    patches = {patch.name: patch for patch in load_patches()}
-    patch = patches["702-gemm-single-try-wait"]
-    assert patch.schedules == "8"
-    assert patches["701-gemm-full-wait-by-half-a-warp"].schedules == "1"
-    under: list[int] = []
-
-    def run(*arguments: object) -> Outputs:
-        under.append(len(current_schedules()))
-        return {}
-
-    monkeypatch.setattr(Kernel, "run", run)
-    for kernel in patch.plant(tmp_path):
-        assert isinstance(kernel, Kernel)
-        kernel.run(CASE, {}, None, None)  # type: ignore[arg-type]
-    assert under
-    assert set(under) == {8}
-    assert len(current_schedules()) == 1

@@ -452,6 +452,16 @@ def test_results_under_several_schedules(
     assert (ran().schedules, len(current_schedules())) == (1, 1)
 
 
+def test_a_case_may_say_its_schedules() -> None:
+    """It is run again by its name alone, and schedules that are asked for go first."""
+    case = parse_case("routing:f32:m3e12t3:gaussian:schedules=8:seed7@ptx")
+    (found,) = run_cases([case], kernel_of)
+    assert (found.verdict, found.schedules) == (Verdict.PASS, 8)
+    assert found.repro == f"refmoe repro '{case}'"
+    (found,) = run_cases([case], kernel_of, schedules="0,5")
+    assert (found.schedules, found.repro) == (2, f"refmoe repro '{case}' --schedules 0,5")
+
+
 def test_schedules_reach_launches_and_worker_processes() -> None:
     for jobs in (1, 2):
         found = list(run_cases([CASE] * 2, kernel_of, jobs=jobs, schedules="3"))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.errors import ArgumentError
-from refmoe.families.case import Shape, number, refused, word
+from refmoe.families.case import SCHEDULES, Shape, number, refused, word
 from refmoe.families.choices import RANKS, ROUTED
 from refmoe.families.extents import routing_extents
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Lack, Outputs
@@ -444,6 +444,7 @@ def _default() -> Iterator[Case]:
             yield _case(fill, 10, *_ROUTERS[0], dtype=("f32", "bf16")[number_of % 2], rule=rule)
     for m in (2, 8, 64, 130):
         yield _case("gaussian", m, *_ROUTERS[0])
+    yield _case("gaussian", 3, *_ROUTERS[0], schedules=8)
     yield _case("groups", 40, *_ROUTERS[0], dtype="bf16")
     for router, m in product(_ROUTERS[1:], (1, 9)):
         yield _case("gaussian", m, *router, rule="trtllm" if m == 1 else "deepseek")
@@ -519,7 +520,7 @@ DEEPSEEK_ROUTING = Family(
         word("rule", *RULES, fixed=True),
         word("scale", *SCALES),
         word("bias", "distinct", "none"),
-        *(*RANKS, ENTRY, POISON, WRONG),
+        *(*RANKS, ENTRY, SCHEDULES, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,

@@ -23,7 +23,7 @@ from refmoe.cuda.deepseek_gemm import (
     cta_of_tile,
 )
 from refmoe.draw import Draw
-from refmoe.families.case import MULTIPROCESSORS, Shape, number, refused, word
+from refmoe.families.case import MULTIPROCESSORS, SCHEDULES, Shape, number, refused, word
 from refmoe.families.deepseek_gemm.fills import FILLS, NAN_CODE, Floats, Operands, Size
 from refmoe.families.deepseek_gemm.problem import (
     ROWS,
@@ -456,6 +456,12 @@ def _default() -> Iterator[Case]:
         yield _case("near", Shape(130 * experts // 16, 128, n=128, e=experts), "f32", tile_m=64, **few)
     # Far fewer rows are expected than there are: CTAs take three tiles and more.
     yield _case("near", Shape(30, 128, n=128, e=2), grouping="masked", rows="30-9", expected_m=1, tile_m=8)
+    yield _case("near", Shape(20, 512, n=128, e=2), rows="9-8", tile_m=16, multiprocessors=1, schedules=4)
+    # Two warpgroups that store at the same time, in many CTAs.
+    yield _case("near", Shape(64, 128, n=1024, e=1), rows="64", schedules=12, **wgmma)
+    for ctas, tile_m in ((1, 256), (2, 128)):
+        several: dict[str, Any] = {"tile_m": tile_m, "ctas": ctas, "multiprocessors": 2, "schedules": 4, **wgmma}
+        yield _case("near", Shape(110, 768, n=256, e=2), rows="100-3", **several)
     # Each entry has machine code of its own: each meets the fills that show most.
     for dtype, fill in itertools.product(OUT_DTYPES, ("near", "specials", "one-hot-tokens", "one-hot-weights")):
         for tile_m in INSTRUCTIONS[_MODELS[0]].tiles_m:
@@ -616,6 +622,7 @@ DEEPSEEK_GEMM = Family(
         number("tile_m", launch=True),
         number("ctas", 1, launch=True),
         MULTIPROCESSORS,
+        SCHEDULES,
         ROWS_BEFORE,
         EXPERTS_BEFORE,
         POISON,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from refmoe.chips import Mma
 from refmoe.cuda.gemm.tile import MIN_STAGES, TILES, Tile, check_tile, max_stages, parse_cluster, parse_tile
 from refmoe.draw import Draw
-from refmoe.families.case import MULTIPROCESSORS, Shape, number, refused, triple
+from refmoe.families.case import MULTIPROCESSORS, SCHEDULES, Shape, number, refused, triple
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
 from refmoe.families.extents import product_extents
 from refmoe.families.family import POISON, Assumption, Case, Expectation, Family, Inputs, Outputs, in_software
@@ -287,6 +287,9 @@ def _default() -> Iterator[Case]:
     yield _case("one-hot-weights", Shape(m=3, k=2880, n=2880, e=1), tile="128x8x512")  # every element of K
     yield _case("one-hot-weights", _LOOPING, "bf16", tile="128x16x128", routing="all-one-token")
     yield _case("gaussian", Shape(m=5, k=64, n=16, e=3), first_expert=3, ranks=2, poison=0)  # the fill's default
+    # A ring that wraps, and a CTA that takes several tiles.
+    wraps: dict[str, Any] = {"stages": MIN_STAGES, "multiprocessors": 1, "schedules": 4}
+    yield _case("wide-range", Shape(m=3, k=416, n=24, e=2), tile="128x8x128", **wraps)
 
 
 def _edges() -> Iterator[Case]:
@@ -390,6 +393,7 @@ SM12X_GEMM = Family(
         triple("tile", "", "MxNxK such as 128x8x512: weight rows, tokens, elements of K"),
         number("stages", launch=True),
         MULTIPROCESSORS,
+        SCHEDULES,
         triple("cluster", "1x1x1", "blocks such as 2x1x1"),
         *(ROUTING, *RANKS, ALPHA, PRODUCT_BIAS, ROWS_BEFORE, EXPERTS_BEFORE, POISON, WRONG),
     ),

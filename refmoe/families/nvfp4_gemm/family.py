@@ -20,7 +20,7 @@ from refmoe.chips import DEFAULT_ARCH, Mma
 from refmoe.cuda.gemm.tile import MIN_STAGES, Tile, parse_tile
 from refmoe.cuda.nvfp4_gemm import TILES, max_stages
 from refmoe.draw import Draw
-from refmoe.families.case import MULTIPROCESSORS, Shape, number, refused, triple
+from refmoe.families.case import MULTIPROCESSORS, SCHEDULES, Shape, number, refused, triple
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
 from refmoe.families.extents import product_extents
 from refmoe.families.family import POISON, Assumption, Case, Expectation, Family, Inputs, Outputs, in_software
@@ -259,6 +259,8 @@ def _default() -> Iterator[Case]:
     yield _case("wide-range", _LOOPING, tile=str(_SHALLOW), routing="all-one-token")
     yield _case("specials", dataclasses.replace(_SHORT, n=40), tile=str(_MIDDLE), alpha="distinct", bias="distinct")
     yield _case("specials", _SMALL, "bf16", tile=str(_NARROW))
+    wraps: dict[str, Any] = {"stages": MIN_STAGES, "multiprocessors": 1, "schedules": 4}
+    yield _case("wide-range", Shape(m=3, k=416, n=24, e=2), tile=str(_SHALLOW), **wraps)
     # The last expert of a window of 32 has more tiles than there are CTAs, and experts may follow it.
     for experts, rows in ((32, 17), (64, 9), (40, 160)):
         many = Shape(rows, 96, n=264, e=experts)
@@ -353,6 +355,7 @@ SM12X_NVFP4_GEMM = Family(
         triple("tile", "", "MxNxK such as 128x8x512: weight rows, tokens, elements of K"),
         number("stages", launch=True),
         MULTIPROCESSORS,
+        SCHEDULES,
         *(ROUTING, *RANKS, ALPHA, PRODUCT_BIAS, ROWS_BEFORE, EXPERTS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,

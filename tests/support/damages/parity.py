@@ -187,6 +187,7 @@ PARITY: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]
     ("case.model", "no evidence", parity, lambda document: document["cases"][2].update(model_evidence=None)),
     ("case.model", "an unknown model", parity, lambda document: document["cases"][2].update(model="sm130")),
     ("case.schedules", "on a GPU", gpu, case_key(schedules=16)),
+    ("case.schedules", "fewer than the case says", parity, renamed(":seed7", ":schedules=4:seed7")),
     ("case.kernel", "ours with sources", parity, case_key(sources=["a.py"])),
     ("case.kernel", "sources without its own file", parity, users(sources=["README.md"])),
     ("case.kernel", "no source at all", parity, users(sources=None)),
