@@ -11,11 +11,12 @@ import numpy as np
 
 from refmoe.errors import describe
 from refmoe.ptx.errors import ArgumentMismatch
+from refmoe.ptx.program.handles import misfit
 from refmoe.ptx.state.memory import Arena, Region, padded
 from refmoe.ptx.state.pages import untouched
 from refmoe.ptx.state.textures import Bound, CudaArray, Resource, SurfaceObject, TextureObject, argument_handle
 from refmoe.ptx.text.scopes import type_bits
-from refmoe.ptx.text.syntax import Function, Variable
+from refmoe.ptx.text.syntax import Function, Instruction, Variable
 
 # Elements of a mask that are looked at together.
 _AT_ONCE = 1 << 20
@@ -79,11 +80,12 @@ def bind(
     parameters: Region,
     offsets: dict[str, int],
     objects: Mapping[int, TextureObject | SurfaceObject],
+    handles: Mapping[str, Sequence[Instruction]],
 ) -> tuple[list[tuple[Buffer, Region]], dict[int, Bound]]:
     """Put the buffers that live on, and then those among `args`, into the arena, and all arguments into the parameters.
 
-    `objects` are the texture and surface objects that live on, by their handles. What comes back are the buffers, and
-    all objects of the launch.
+    `objects` are the texture and surface objects that live on, by their handles; `handles` are the instructions that
+    take one from a parameter. What comes back are the buffers, and all objects of the launch.
 
     Raises:
         ArgumentMismatch: an argument that does not fit its parameter.
@@ -114,7 +116,23 @@ def bind(
             content = _scalar(variable, argument, where, living is not None)
         offset = offsets[variable.name]
         parameters.data[offset : offset + variable.size] = np.frombuffer(content, np.uint8)
+    _check_handles(entry, handles, parameters, offsets, known_objects)
     return bound, known_objects
+
+
+def _check_handles(
+    entry: Function, handles: Mapping[str, Sequence[Instruction]], parameters: Region, offsets: dict[str, int],
+    objects: Mapping[int, Bound],
+) -> None:  # fmt: skip
+    """Refuse what no lane could use where a kernel takes a texture or a surface."""
+    made = {handle: each.object for handle, each in objects.items()}
+    for position, variable in enumerate(entry.parameters):
+        uses = handles.get(variable.name)
+        if uses and variable.size == 8:
+            offset = offsets[variable.name]
+            handle = int.from_bytes(parameters.data[offset : offset + 8].tobytes(), "little")
+            if why := misfit(uses, handle, made):
+                raise ArgumentMismatch(f"argument {position} ({variable.name}) of {entry.name}: {why}")
 
 
 def _placed(buffer: Buffer, where: str, bound: list[tuple[Buffer, Region]], arena: Arena) -> Region:

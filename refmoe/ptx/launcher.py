@@ -373,7 +373,7 @@ def _run(
     parameters = arena.add("kernel parameters", "param", poison, poison.size, writable=False)
     living = None if memory is None else memory.buffers
     held = {} if memory is None else memory.objects
-    bound, objects = bind(code.entry, args, living, arena, parameters, code.layout.parameters, held)
+    bound, objects = bind(code.entry, args, living, arena, parameters, code.layout.parameters, held, code.handles)
     if addresses is None:
         addresses = _variables(code, arena)
     heap = None

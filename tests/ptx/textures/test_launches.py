@@ -82,18 +82,46 @@ def test_surfaces_write_only_what_is_writable() -> None:
     assert fetch(ptx.TextureObject(ptx.CudaArray(data)), [[0, 0]])[0, 0] == 0
 
 
-@pytest.mark.parametrize("handle", [0, 77, (1 << 59) | 1])
-@pytest.mark.parametrize("instruction", [FETCH, STORE, "txq.width.b32 %r10, [%d0];", "suq.width.b32 %r10, [%d0];"])
+QUERY, SURFACE_QUERY = "txq.width.b32 %r10, [%d0];", "suq.width.b32 %r10, [%d0];"
+# The handle is no parameter that only such instructions take.
+HIDDEN = "add.u64 %d0, %d0, 0;"
+
+
+@pytest.mark.parametrize("handle", [77, (1 << 59) | 1])
+@pytest.mark.parametrize("instruction", [FETCH, STORE, QUERY, SURFACE_QUERY])
 def test_a_number_is_no_handle(instruction: str, handle: int) -> None:
-    with pytest.raises(ptx.MisuseError, match=rf"0x{handle:X} is no texture or surface object; .* objects none"):
+    with pytest.raises(ptx.ArgumentMismatch, match=rf"argument 0 \(handle\) of k: 0x{handle:X} is no texture or"):
         run(instruction, handle, ORIGIN)
+    with pytest.raises(ptx.MisuseError, match=rf"0x{handle:X} is no texture or surface object; .* objects none"):
+        run(HIDDEN + instruction, handle, ORIGIN)
+
+
+@pytest.mark.parametrize("instruction", [FETCH, STORE])
+def test_a_null_handle_is_for_lanes_that_come_to_no_fetch(instruction: str) -> None:
+    run("setp.eq.u32 %p0, %r0, 9; @%p0 " + instruction, 0, ORIGIN)
+    with pytest.raises(ptx.MisuseError, match="0x0 is no texture or surface object"):
+        run(instruction, 0, ORIGIN)
 
 
 def test_each_instruction_has_its_kind_of_object() -> None:
-    with pytest.raises(ptx.MisuseError, match="is a surface object"):
+    with pytest.raises(ptx.ArgumentMismatch, match="a surface object; a texture object needed"):
         run(FETCH, ptx.SurfaceObject(image()), ORIGIN)
-    with pytest.raises(ptx.MisuseError, match="is a texture object"):
+    with pytest.raises(ptx.ArgumentMismatch, match="a texture object; a surface object needed"):
         run(STORE, ptx.TextureObject(image()), ORIGIN)
+    with pytest.raises(ptx.MisuseError, match="is a surface object"):
+        run(HIDDEN + FETCH, ptx.SurfaceObject(image()), ORIGIN)
+    with pytest.raises(ptx.MisuseError, match="is a texture object"):
+        run(HIDDEN + STORE, ptx.TextureObject(image()), ORIGIN)
+
+
+def test_a_surface_has_texels_of_a_width_that_the_kernel_accesses() -> None:
+    wide = STORE.replace("b32", "v2.b32").replace("{%r0}", "{%r0, %r0}")
+    with pytest.raises(ptx.ArgumentMismatch, match=r"a surface over 2d of 8 x 4 .*; the kernel accesses 8 bytes"):
+        run(wide, ptx.SurfaceObject(image()), ORIGIN)
+    # Which of two accesses a lane comes to is not known before.
+    run("setp.eq.u32 %p0, %r0, 9; @%p0 " + wide + STORE, ptx.SurfaceObject(image()), ORIGIN)
+    with pytest.raises(ptx.MisuseError, match="an access of 8 bytes"):
+        run(wide + STORE, ptx.SurfaceObject(image()), ORIGIN)
 
 
 def test_handles_are_no_addresses() -> None:
@@ -118,7 +146,6 @@ def test_handles_are_no_addresses() -> None:
          "component 1 of texels with 1"),
         ("sust.b.3d.b32.trap [%d0, {%r1, %r2, %r3, %r3}], {%r0};", ptx.SurfaceObject(image()),
          "a .3d access to a surface over 2d"),
-        ("sust.b.2d.v2.b32.trap [%d0, {%r1, %r2}], {%r0, %r0};", ptx.SurfaceObject(image()), "an access of 8 bytes"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_an_object(instruction: str, handle: Any, message: str) -> None:
@@ -141,7 +168,7 @@ def test_what_does_not_fit_an_object(instruction: str, handle: Any, message: str
 )
 def test_what_is_not_here_says_so(instruction: str, message: str) -> None:
     with pytest.raises(ptx.UnknownOpcode, match=message):
-        run(instruction, ptx.TextureObject(image()), ORIGIN)
+        run(HIDDEN + instruction, ptx.TextureObject(image()), ORIGIN)
 
 
 # Memory that lives on
@@ -165,7 +192,7 @@ def test_handles_in_a_device_memory() -> None:
     assert found[:, 0].view(np.float32).tolist() == [25.0, 0.0]
     memory.destroy_object(rows)
     with pytest.raises(ptx.MisuseError, match=rf"the texture objects 0x{last:X}"):
-        run(FETCH, rows, ORIGIN, memory=memory)
+        run(HIDDEN + FETCH, rows, ORIGIN, memory=memory)
     with pytest.raises(ArgumentError, match="not destroyed"):
         memory.destroy_object(rows)
     assert memory.create_object(ptx.TextureObject(image())) != rows
