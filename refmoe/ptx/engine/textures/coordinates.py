@@ -1,14 +1,16 @@
-"""From coordinates to texels: CUDA Programming Guide, "Texture Fetching".
+"""From coordinates to texels: CUDA Programming Guide, "Texture Fetching", and answers of an H100.
 
 Published are the address modes, tex(x) = T[floor(x)] of point filtering, and of linear filtering, with xb = x - 0.5,
-i = floor(xb) and a = frac(xb), tex(x) = (1 - a) T[i] + a T[i + 1], where `a` has 8 bits behind the point, so that 1.0
-is representable.
+i = floor(xb) and a = frac(xb), tex(x) = (1 - a) T[i] + a T[i + 1], where `a` has 8 bits behind the point.
 
-Extrapolated are:
-- how `a` is rounded to 8 bits: here to nearest, ties up;
-- which texel stands for i and i + 1 outside of the array: here the address mode decides for each;
-- how normalized coordinates are rounded when they are multiplied: here not at all;
-- coordinates that are no numbers: here they are 0.
+An H100 adds to that, see `refmoe.ptx.engine.textures.filtering` for the recording:
+- xb is rounded to 8 bits behind the point, ties up, before it is split into i and `a`; "clamp" clamps it to
+  0 .. size - 1 before;
+- a normalized coordinate loses what is below 2^-21, and is then multiplied exactly;
+- the address mode decides for i and for i + 1 which texel stands for it; "mirror" repeats a texel at each edge;
+- subnormal coordinates are 0, and so are NaNs; infinite ones are 0 where they wrap or mirror.
+
+Extrapolated is where a coordinate on a cube's face lies.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.ptx.engine.textures.filtering import ONE
+
 Array = Any
-#: Weights are multiples of 1 / ONE.
-ONE = 256
+# Of normalized coordinates, bits behind the point.
+_NORMALIZED_BITS = 21
+_LEAST_NORMAL = 2.0**-126
 
 
 @dataclass(frozen=True)
@@ -38,15 +43,13 @@ class Axis:
     normalized: bool = False
 
     def scaled(self, x: Array) -> Array:
-        """Coordinates float64 [n] in texels, remapped where the guide says so before they are looked at."""
-        x = np.where(np.isnan(x), 0.0, x)
-        if self.normalized and self.mode in ("wrap", "mirror"):
-            # Further away FP32 has no fractions, and the integers do not matter.
-            x = np.where(np.isfinite(x), x, 0.0)
-            whole = np.floor(x)
-            odd = (self.mode == "mirror") & (np.mod(whole, 2.0) == 1.0)
-            x = np.where(odd, whole + 1.0 - x, x - whole)
-        return x * self.size if self.normalized else x
+        """Coordinates float64 [n] in texels."""
+        x = np.where(np.isnan(x) | (np.abs(x) < _LEAST_NORMAL), 0.0, x)
+        if not self.normalized:
+            return x
+        if self.mode in ("wrap", "mirror"):
+            x = np.mod(np.where(np.isfinite(x), x, 0.0), 2.0)
+        return np.floor(x * 2.0**_NORMALIZED_BITS) / 2.0**_NORMALIZED_BITS * self.size
 
     def texel(self, index: Array) -> tuple[Array, Array]:
         """(texel int64 [n], whether it is inside [n]) for integers as float64 [n] that may lie outside."""
@@ -54,27 +57,26 @@ class Axis:
         if self.mode == "border":
             return np.where(inside, index, 0.0).astype(np.int64), inside
         if self.normalized and self.mode == "wrap":
-            return np.mod(index, self.size).astype(np.int64), np.ones_like(inside)
-        # Mirrored texels next to the edge are those at the edge.
+            index = np.mod(index, self.size)
+        if self.normalized and self.mode == "mirror":
+            index = np.mod(index, 2 * self.size)
+            index = np.minimum(index, 2 * self.size - 1 - index)
         return np.clip(index, 0, self.size - 1).astype(np.int64), np.ones_like(inside)
 
     def nearest(self, x: Array) -> tuple[Array, Array]:
         """(texel, whether it is inside) of point filtering."""
-        index = np.floor(self.scaled(x))
-        if self.mode == "wrap" and self.normalized:
-            # Less than 1 as a fraction, whatever rounding says.
-            index = np.minimum(index, self.size - 1)
-        return self.texel(index)
+        return self.texel(np.floor(self.scaled(x)))
 
     def pair(self, x: Array) -> tuple[Array, Array]:
         """(lower texel as float64 [n], weight of the upper one in 1 / ONE, int64 [n]) of linear filtering."""
         moved = self.scaled(x) - 0.5
-        if self.mode != "border":
-            # So far away all texels are that at the edge.
-            moved = np.clip(moved, -1.0, float(self.size))
-        moved = np.where(np.isfinite(moved), moved, -2.0)
-        lower = np.floor(moved)
-        return lower, np.floor((moved - lower) * ONE + 0.5).astype(np.int64)
+        if self.mode == "border":
+            moved = np.clip(moved, -2.0, self.size + 1.0)  # of which nothing is inside
+        elif self.mode == "clamp" or not self.normalized:
+            moved = np.clip(moved, 0.0, self.size - 1.0)
+        place = np.floor(moved * ONE + 0.5)
+        lower = np.floor(place / ONE)
+        return lower, (place - lower * ONE).astype(np.int64)
 
 
 def face(direction: Array) -> tuple[Array, Array, Array]:

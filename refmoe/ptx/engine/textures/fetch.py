@@ -1,22 +1,21 @@
 """`tex` and `tld4`.
 
-Published: which texels, see `refmoe.ptx.engine.textures.coordinates`, and the formula of linear filtering. Its rounding
-is not. Here products of weights and texels are exact, their sum is one in FP64, x running fastest, and the result is
-rounded to FP32, ties to even. Texels whose weight is 0 are not read. Extrapolated are also: that normalized integers
-are rounded to FP32 before they are filtered; that a component which the texels do not have is 0, and the fourth 1; that
-layers beyond the last one are the last one; that `tex1Dfetch` outside of its memory gives 0.
+Which texels are read says `refmoe.ptx.engine.textures.coordinates`, and how they are filtered
+`refmoe.ptx.engine.textures.filtering`. Texels whose weight is 0 are not read. Extrapolated are: that a component which
+the texels do not have is 0, and the fourth 1; that layers beyond the last one are the last one; that `tex1Dfetch`
+outside of its memory gives 0.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from refmoe.ptx.engine.frame import Frame
-from refmoe.ptx.engine.textures.coordinates import ONE, Axis, face
+from refmoe.ptx.engine.textures.coordinates import Axis, face
+from refmoe.ptx.engine.textures.filtering import filtered_floats, filtered_fractions, weights_of
 from refmoe.ptx.engine.textures.objects import TexelRead, bound_objects
 from refmoe.ptx.state.textures import FACES, Bound, TextureObject
 from refmoe.ptx.text.syntax import Instruction
@@ -133,11 +132,8 @@ class Fetch:
         """Texels uint32 [4, n] as registers hold them; those outside are the border's colour."""
         texture, texels = bound.object, bound.texels
         assert isinstance(texture, TextureObject)
-        x, y, z = (*along, np.zeros_like(layer), np.zeros_like(layer))[:3]
-        address = np.uint64(bound.base) + texels.offset(layer, z, y, x).astype(np.uint64)
-        read = TexelRead(self.instruction, "texture", texels.dtype.itemsize, texels.channels, signed=False, dtypes=())
+        elements = self._elements(frame, bound, layer, along, inside, lanes)
         found = np.zeros((4, len(lanes)), np.uint32)
-        elements = read.texels(frame, bound, address[inside], lanes[inside]).view(texels.dtype)
         found[: texels.channels, inside] = self._registers(elements, texture)
         one = np.ones(1, np.float32).view(np.uint32)[0] if self.floats else np.uint32(1)
         if texels.channels < 4:
@@ -159,30 +155,55 @@ class Fetch:
         return np.maximum(elements.astype(np.float32) / most, np.float32(-1)).view(np.uint32)
 
     def _filtered(self, frame: Frame, bound: Bound, place: _Place, lanes: Array) -> Array:
+        texture, texels = bound.object, bound.texels
+        assert isinstance(texture, TextureObject)
         pairs = [axis.pair(x) for axis, x in zip(place.axes, place.along, strict=True)]
-        total = np.zeros((4, len(lanes)), np.float64)
-        # The last axis first, so that x runs fastest.
-        for upper in product((0, 1), repeat=len(pairs)):
-            steps = upper[::-1]
-            weight = np.ones(len(lanes), np.int64)
-            along, inside = [], np.ones(len(lanes), bool)
-            for axis, (lower, part), step in zip(place.axes, pairs, steps, strict=True):
-                weight = weight * (part if step else ONE - part)
-                texel, within = axis.texel(lower + step)
-                along.append(texel)
-                inside &= within
-            rows = np.flatnonzero(weight)
-            texels = self._texels(
-                frame, bound, place.layer[rows], [each[rows] for each in along], inside[rows], lanes[rows]
-            )
-            scaled = weight[rows] / float(ONE ** len(pairs))
-            total[:, rows] += scaled * texels.view(np.float32).astype(np.float64)
-        return total.astype(np.float32).view(np.uint32)
+        weights = weights_of(tuple(part for _, part in pairs))
+        held = np.zeros((len(weights), texels.channels, len(lanes)))
+        for number, (steps, each) in enumerate(weights.items()):
+            rows = np.flatnonzero(each)
+            found = [
+                axis.texel(lower[rows] + step) for axis, (lower, _), step in zip(place.axes, pairs, steps, strict=True)
+            ]
+            inside = np.logical_and.reduce([within for _, within in found])
+            along = [texel for texel, _ in found]
+            held[number][:, rows] = self._numbers(frame, bound, place.layer[rows], along, inside, lanes[rows])
+        result = np.zeros((4, len(lanes)), np.uint32)
+        result[3] = np.float32(1).view(np.uint32)
+        if texels.dtype.kind == "f":
+            result[: texels.channels] = filtered_floats(held, weights, texels.dtype.str[1:])
+        else:
+            result[: texels.channels] = filtered_fractions(held, weights, texels.dtype)
+        return result
+
+    def _numbers(
+        self, frame: Frame, bound: Bound, layer: Array, along: list[Array], inside: Array, lanes: Array
+    ) -> Array:
+        """Texels float64 [channels, n] as they are stored; those outside are the border's colour."""
+        texture, texels = bound.object, bound.texels
+        assert isinstance(texture, TextureObject)
+        elements = self._elements(frame, bound, layer, along, inside, lanes)
+        found = np.zeros((texels.channels, len(lanes)))
+        found[:, inside] = elements
+        # Of integers the colour is a fraction.
+        most = 1.0 if texels.dtype.kind == "f" else float(np.iinfo(texels.dtype).max)
+        found[:, ~inside] = np.array(texture.border_color, np.float64)[: texels.channels, None] * most
+        return found
+
+    def _elements(
+        self, frame: Frame, bound: Bound, layer: Array, along: list[Array], inside: Array, lanes: Array
+    ) -> Array:
+        """The elements [channels, m] of those texels that are inside."""
+        texels = bound.texels
+        x, y, z = (*along, np.zeros_like(layer), np.zeros_like(layer))[:3]
+        address = np.uint64(bound.base) + texels.offset(layer, z, y, x).astype(np.uint64)
+        read = TexelRead(self.instruction, "texture", texels.dtype.itemsize, texels.channels, signed=False, dtypes=())
+        return read.texels(frame, bound, address[inside], lanes[inside]).view(texels.dtype)
 
     def _gather(self, frame: Frame, bound: Bound, place: _Place, lanes: Array) -> Array:
         """One component of the four texels that linear filtering would read."""
         assert self.component is not None
-        lower = [np.floor(axis.scaled(x) - 0.5) for axis, x in zip(place.axes, place.along, strict=True)]
+        lower = [axis.pair(x)[0] for axis, x in zip(place.axes, place.along, strict=True)]
         found = np.zeros((4, len(lanes)), np.uint32)
         for position, steps in enumerate(_AROUND):
             texels = [axis.texel(each + step) for axis, each, step in zip(place.axes, lower, steps, strict=True)]
