@@ -240,6 +240,11 @@ def test_undefined_coordinates_are_found() -> None:
         run(FETCH.replace("%f1", "%f3"), ptx.TextureObject(image()), ORIGIN)
 
 
+def test_undefined_values_are_not_stored() -> None:
+    with pytest.raises(ptx.UndefinedError, match="an operand of sust"):
+        run(STORE.replace("%r0", "%r14"), ptx.SurfaceObject(image()), ORIGIN)
+
+
 def test_two_stores_to_one_texel_race() -> None:
     with pytest.raises(ptx.RaceError) as caught:
         run(STORE, ptx.SurfaceObject(image()), places([[4, 1]] * 40, 0, np.int32))
