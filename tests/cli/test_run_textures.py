@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.texture_kernels import HEADER
+from support.textures.kernels import HEADER
 from typer.testing import CliRunner
 
 from refmoe.cli import app

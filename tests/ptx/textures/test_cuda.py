@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.ptx_kernel import compile_cuda
-from support.texture_specification import gathered, sample
+from support.textures.specification import gathered, sample
 
 import refmoe
 from refmoe import ptx

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.texture_kernels import COORDINATES, fetch, places, run
-from support.texture_specification import gathered, on_cube, sample
+from support.textures.kernels import COORDINATES, fetch, places, run
+from support.textures.specification import gathered, on_cube, sample
 
 from refmoe import ptx
 

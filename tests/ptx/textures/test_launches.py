@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.texture_kernels import HEADER, fetch, places, run
+from support.textures.kernels import HEADER, fetch, places, run
 
 from refmoe import ptx
 from refmoe.errors import ArgumentError
@@ -238,6 +238,11 @@ def test_surface_reads_need_written_texels() -> None:
 def test_undefined_coordinates_are_found() -> None:
     with pytest.raises(ptx.UndefinedError, match="an operand of tex"):
         run(FETCH.replace("%f1", "%f3"), ptx.TextureObject(image()), ORIGIN)
+
+
+def test_undefined_values_are_not_stored() -> None:
+    with pytest.raises(ptx.UndefinedError, match="an operand of sust"):
+        run(STORE.replace("%r0", "%r14"), ptx.SurfaceObject(image()), ORIGIN)
 
 
 def test_two_stores_to_one_texel_race() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.texture_kernels import COORDINATES, places, run
+from support.textures.kernels import COORDINATES, places, run
 
 from refmoe import ptx
 
