@@ -1,6 +1,6 @@
 """Record what a GPU answers to texture fetches, for tests/ptx/textures/test_recorded.py.
 
-    python tools/textures.py tests/data/h100_textures.npz
+    python tools/textures.py tests/data/h200_textures.npz
 
 It needs a GPU with torch and cuda-python, and nvcc. The file has, for each texture, its texels, the coordinates that
 were asked for and the bits that came back, and as JSON what the textures are and which GPU answered.
@@ -84,7 +84,7 @@ def asked() -> Iterator[Asked]:
         yield Asked(f"{name}-point", texels, places(16, 12), read)
         yield Asked(f"{name}-linear", texels, places(16, 12), {**read, **linear})
     special = np.array([1, np.inf, 2, np.nan, 3, -np.inf, 1e-40, 3.4e38, 3.4e38, -0.0, -0.0, 0.0], np.float32)
-    steps = np.arange(0, 12, 2.0**-6, np.float32)[:, None]
+    steps = np.arange(0, 12, 2.0**-6).astype(np.float32)[:, None]
     yield Asked("special-linear", special, steps, linear)
     odd = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 1e9, 12345.678, -1e-45, 1e-45, 0.0, -0.0], np.float32)
     for size in (4, 5, 1023):
@@ -137,12 +137,12 @@ class Gpu:
     def texture(self, given: Asked) -> int:
         """The handle of a texture object over a new array."""
         driver, texels = self.driver, np.ascontiguousarray(given.texels)
-        depth, height, width = (*(0,) * (3 - texels.ndim), *texels.shape)
+        depth, height, width = (0,) * (3 - texels.ndim) + texels.shape
         kinds = {"f4": "FLOAT", "f2": "HALF", "u1": "UNSIGNED_INT8", "i1": "SIGNED_INT8"}
         kinds |= {"u2": "UNSIGNED_INT16", "i2": "SIGNED_INT16"}
         array = driver.CUDA_ARRAY3D_DESCRIPTOR()
         array.Width, array.Height, array.Depth, array.NumChannels = width, height, depth, 1
-        array.Format = driver.CUarray_format[f"CU_AD_FORMAT_{kinds[texels.dtype.str[1:]]}"]
+        array.Format = getattr(driver.CUarray_format, f"CU_AD_FORMAT_{kinds[texels.dtype.str[1:]]}")
         array.Flags = driver.CUDA_ARRAY3D_TEXTURE_GATHER if given.gather else 0
         made = self.did(driver.cuArray3DCreate(array))
         copy = driver.CUDA_MEMCPY3D()
@@ -183,13 +183,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="where to write what the GPU answered")
     file = parser.parse_args().file
-    gpu, arrays, kinds = Gpu(), {}, {}
+    gpu, kinds = Gpu(), {}
+    arrays: dict[str, Any] = {}
     for each in asked():
         arrays |= {f"{each.name}/texels": each.texels, f"{each.name}/places": each.places}
         arrays[f"{each.name}/bits"] = gpu.answers(each)
         kinds[each.name] = {"options": each.options, "gather": each.gather}
     about = json.dumps({"gpu": gpu.name, "textures": kinds})
-    np.savez_compressed(file, about=np.frombuffer(about.encode(), np.uint8), **arrays)
+    arrays["about"] = np.frombuffer(about.encode(), np.uint8)
+    np.savez_compressed(file, **arrays)
 
 
 if __name__ == "__main__":

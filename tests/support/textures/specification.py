@@ -1,11 +1,12 @@
-"""What a texture fetch gives, one sample at a time, in exact arithmetic: CUDA Programming Guide, "Texture Fetching".
+"""What a texture fetch gives, one sample at a time, in exact arithmetic.
 
-It shares nothing with `refmoe.ptx.engine.textures`. Coordinates are fractions. What the guide does not publish is as
-`refmoe/ptx/engine/textures/coordinates.py` and `fetch.py` say.
+From the CUDA Programming Guide, "Texture Fetching", and from what Hopper answers (docs/guides/textures.md). It shares
+nothing with `refmoe.ptx.engine.textures`: coordinates, weights and texels are fractions.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 from typing import Any
@@ -17,18 +18,15 @@ from refmoe import ptx
 HALF = Fraction(1, 2)
 
 
-def remapped(x: Fraction, size: int, mode: str, normalized: bool) -> Fraction:
-    """A coordinate in texels, brought into [0, size) where the mode does so."""
-    if not normalized:
-        mode = "border" if mode == "border" else "clamp"
-    if normalized:
-        if mode == "wrap":
-            x = x - math.floor(x)
-        if mode == "mirror":
-            fraction = x - math.floor(x)
-            x = fraction if math.floor(x) % 2 == 0 else 1 - fraction
-        x = x * size
-    return x
+def in_texels(x: float, size: int, mode: str, normalized: bool) -> Fraction:
+    """A coordinate in texels."""
+    if math.isnan(x) or abs(x) < 2.0**-126:
+        return Fraction(0)
+    if math.isinf(x):
+        if normalized and mode in ("wrap", "mirror"):
+            return Fraction(0)
+        return Fraction(-9 * size if x < 0 else 9 * size)
+    return Fraction(math.floor(Fraction(x) * 2**21), 2**21) * size if normalized else Fraction(x)
 
 
 def neighbour(index: int, size: int, mode: str, normalized: bool) -> int | None:
@@ -39,6 +37,8 @@ def neighbour(index: int, size: int, mode: str, normalized: bool) -> int | None:
         return None
     if mode == "wrap" and normalized:
         return index % size
+    if mode == "mirror" and normalized:
+        return index % (2 * size) if index % (2 * size) < size else 2 * size - 1 - index % (2 * size)
     return 0 if index < 0 else size - 1
 
 
@@ -62,7 +62,7 @@ def bits(texture: ptx.TextureObject, components: list[Any]) -> list[int]:
     floats = texture.resource.texels.dtype.kind == "f" or texture.read_mode == "normalized_float"
     whole = [*components, *(0, 0, 0, 1)[len(components) :]]
     if floats:
-        return [int(np.float32(each).view(np.uint32)) for each in whole]
+        return [0x7FFFFFFF if math.isnan(each) else int(np.float32(each).view(np.uint32)) for each in whole]
     return [each & 0xFFFFFFFF for each in whole]
 
 
@@ -74,32 +74,113 @@ def sample(
     front = () if layer is None else (min(layer, data.shape[0] - 1),)
     modes, normalized = texture.address_mode, texture.normalized_coords
     along = [
-        remapped(Fraction(float(x)), size, mode, normalized)
-        for x, size, mode in zip(coordinates, sizes, modes, strict=False)
+        in_texels(float(x), size, mode, normalized) for x, size, mode in zip(coordinates, sizes, modes, strict=False)
     ]
     if texture.filter_mode == "point":
         place = [
             neighbour(math.floor(x), size, mode, normalized) for x, size, mode in zip(along, sizes, modes, strict=False)
         ]
         return bits(texture, colour(texture, data, (*front, *place[::-1])))
-    total = [0.0] * texture.resource.channels
-    axes = [pair(x) for x in along]
-    for corner in range(1 << len(axes)):
-        weight, place = Fraction(1), []
-        for number, (lower, part) in enumerate(axes):
-            upper = corner >> number & 1
-            weight *= part if upper else 1 - part
-            place.append(neighbour(lower + upper, sizes[number], modes[number], normalized))
+    axes = []
+    for x, size, mode in zip(along, sizes, modes, strict=False):
+        if mode == "clamp" or (not normalized and mode != "border"):
+            x = min(max(x, HALF), size - HALF)
+        axes.append(pair(x))
+    terms: dict[int, list[tuple[int, list[Any]]]] = {0: [], 1: []}
+    for corner in itertools.product((0, 1), repeat=len(axes)):
+        weight = weight_of(corner, [part for _, part in axes])
+        place = [
+            neighbour(lower + upper, size, mode, normalized)
+            for (lower, _), upper, size, mode in zip(axes, corner, sizes, modes, strict=False)
+        ]
         if weight:
-            texel = colour(texture, data, (*front, *place[::-1]))
-            total = [so_far + float(weight) * each for so_far, each in zip(total, texel, strict=True)]
-    return bits(texture, total)
+            terms[sum(corner[2:])].append((weight, raw(texture, data, (*front, *place[::-1]))))
+    channels = range(texture.resource.channels)
+    mix = mixed_floats if texture.resource.texels.dtype.kind == "f" else mixed_integers
+    slices = [each for each in terms.values() if each]
+    return bits(
+        texture,
+        [
+            mix([[(w, t[channel]) for w, t in each] for each in slices], texture.resource.texels.dtype)
+            for channel in channels
+        ],
+    )
 
 
-def pair(x: Fraction) -> tuple[int, Fraction]:
+def raw(texture: ptx.TextureObject, data: np.ndarray[Any, Any], place: tuple[int | None, ...]) -> list[Any]:
+    """The components of a texel as they are stored, or of the border as such numbers."""
+    dtype, channels = texture.resource.texels.dtype, texture.resource.channels
+    if None in place:
+        most = 1 if dtype.kind == "f" else int(np.iinfo(dtype).max)
+        return [Fraction(each) * most for each in texture.border_color][:channels]
+    return [each.item() for each in np.atleast_1d(data[place])]
+
+
+def half_up(x: Fraction) -> int:
+    return math.floor(x + HALF)
+
+
+def weight_of(corner: tuple[int, ...], parts: list[int]) -> int:
+    """The weight of a corner in 256ths: z is split first, then x, then y."""
+    whole = 256
+    if len(corner) == 3:
+        whole = parts[2] if corner[2] else 256 - parts[2]
+    upper = half_up(Fraction(parts[0] * whole, 256))
+    whole = upper if corner[0] else whole - upper
+    if len(corner) == 1:
+        return whole
+    if corner[0]:
+        upper = half_up(Fraction(parts[1] * whole, 256))
+    else:
+        upper = whole - half_up(Fraction((256 - parts[1]) * whole, 256))
+    return upper if corner[1] else whole - upper
+
+
+def mixed_floats(slices: list[list[tuple[int, Any]]], dtype: np.dtype[Any]) -> float:
+    """A weighted sum of texels, those with one z together, rounded to their type."""
+    every = [float(texel) for terms in slices for _, texel in terms]
+    if any(math.isnan(each) for each in every) or {math.inf, -math.inf} <= {*every}:
+        return math.nan
+    for each in every:
+        if math.isinf(each):
+            return each
+    digits, least = (23, -126) if dtype.itemsize == 4 else (10, -14)
+    total, negative = Fraction(0), True
+    for terms in slices:
+        held = [(weight, Fraction(texel)) for weight, texel in terms]
+        if dtype.itemsize == 4:
+            held = [(weight, texel if abs(texel) >= Fraction(2) ** least else Fraction(0)) for weight, texel in held]
+        top = max((exponent_of(texel) for _, texel in held if texel), default=0)
+        unit = Fraction(2) ** (top - digits - 4)
+        total += sum((weight * math.trunc(texel / unit) * unit for weight, texel in held), Fraction(0))
+        negative &= all(math.copysign(1.0, float(texel)) < 0 for _, texel in terms)
+    total /= 256
+    if not total:
+        return -0.0 if negative else 0.0
+    unit = Fraction(2) ** (max(exponent_of(total), least) - digits)
+    value = half_up(abs(total) / unit) * unit  # ties away from zero
+    if dtype.itemsize == 4 and value < Fraction(2) ** least:
+        value = Fraction(0)
+    return math.copysign(float(value), float(total))
+
+
+def exponent_of(x: Fraction) -> int:
+    """Of the largest power of two that is not above |x|."""
+    found = abs(x).numerator.bit_length() - x.denominator.bit_length()
+    return found if Fraction(2) ** found <= abs(x) else found - 1
+
+
+def mixed_integers(slices: list[list[tuple[int, Any]]], dtype: np.dtype[Any]) -> float:
+    """A weighted sum of integers, as a fraction of 16 bits."""
+    most = 65535 if dtype.kind == "u" else 32767
+    total = sum((weight * Fraction(texel) for terms in slices for weight, texel in terms), Fraction(0))
+    whole = max(half_up(total * most / (int(np.iinfo(dtype).max) * 256)), -most)
+    return float(np.float32(whole) / np.float32(most))
+
+
+def pair(x: Fraction) -> tuple[int, int]:
     """(the lower texel, the weight of the upper one in 256ths) of linear filtering."""
-    lower = math.floor(x - HALF)
-    return lower, Fraction(math.floor((x - HALF - lower) * 256 + HALF), 256)
+    return divmod(half_up((x - HALF) * 256), 256)
 
 
 def gathered(texture: ptx.TextureObject, data: np.ndarray[Any, Any], x: float, y: float, component: int) -> list[int]:
@@ -107,8 +188,8 @@ def gathered(texture: ptx.TextureObject, data: np.ndarray[Any, Any], x: float, y
     height, width = data.shape[:2]
     mode_x, mode_y, _ = texture.address_mode
     normalized = texture.normalized_coords
-    left = math.floor(remapped(Fraction(float(x)), width, mode_x, normalized) - HALF)
-    top = math.floor(remapped(Fraction(float(y)), height, mode_y, normalized) - HALF)
+    left, _ = pair(in_texels(x, width, mode_x, normalized))
+    top, _ = pair(in_texels(y, height, mode_y, normalized))
     found = []
     for column, row in ((left, top + 1), (left + 1, top + 1), (left + 1, top), (left, top)):
         place = (neighbour(row, height, mode_y, normalized), neighbour(column, width, mode_x, normalized))

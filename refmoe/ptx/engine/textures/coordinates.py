@@ -1,9 +1,9 @@
-"""From coordinates to texels: CUDA Programming Guide, "Texture Fetching", and answers of an H100.
+"""From coordinates to texels: CUDA Programming Guide, "Texture Fetching", and what Hopper answers.
 
 Published are the address modes, tex(x) = T[floor(x)] of point filtering, and of linear filtering, with xb = x - 0.5,
 i = floor(xb) and a = frac(xb), tex(x) = (1 - a) T[i] + a T[i + 1], where `a` has 8 bits behind the point.
 
-An H100 adds to that, see `refmoe.ptx.engine.textures.filtering` for the recording:
+An H100 and an H200 add to that, see `refmoe.ptx.engine.textures.filtering` for the recording:
 - xb is rounded to 8 bits behind the point, ties up, before it is split into i and `a`; "clamp" clamps it to
   0 .. size - 1 before;
 - a normalized coordinate loses what is below 2^-21, and is then multiplied exactly;
@@ -70,13 +70,21 @@ class Axis:
     def pair(self, x: Array) -> tuple[Array, Array]:
         """(lower texel as float64 [n], weight of the upper one in 1 / ONE, int64 [n]) of linear filtering."""
         moved = self.scaled(x) - 0.5
-        if self.mode == "border":
-            moved = np.clip(moved, -2.0, self.size + 1.0)  # of which nothing is inside
-        elif self.mode == "clamp" or not self.normalized:
+        if self.mode == "clamp" or not (self.normalized or self.mode == "border"):
             moved = np.clip(moved, 0.0, self.size - 1.0)
-        place = np.floor(moved * ONE + 0.5)
+        place = self._split(moved)
         lower = np.floor(place / ONE)
         return lower, (place - lower * ONE).astype(np.int64)
+
+    def lower(self, x: Array) -> Array:
+        """The lower texel as float64 [n] of those that `tld4` gathers, which clamps each of them by itself."""
+        return np.floor(self._split(self.scaled(x) - 0.5) / ONE)
+
+    def _split(self, moved: Array) -> Array:
+        """Coordinates float64 [n] in 1 / ONE; farther outside of the array they are next to it."""
+        if not (self.normalized and self.mode in ("wrap", "mirror")):
+            moved = np.clip(moved, -2.0, self.size + 1.0)
+        return np.floor(moved * ONE + 0.5)
 
 
 def face(direction: Array) -> tuple[Array, Array, Array]:

@@ -203,7 +203,7 @@ class Fetch:
     def _gather(self, frame: Frame, bound: Bound, place: _Place, lanes: Array) -> Array:
         """One component of the four texels that linear filtering would read."""
         assert self.component is not None
-        lower = [axis.pair(x)[0] for axis, x in zip(place.axes, place.along, strict=True)]
+        lower = [axis.lower(x) for axis, x in zip(place.axes, place.along, strict=True)]
         found = np.zeros((4, len(lanes)), np.uint32)
         for position, steps in enumerate(_AROUND):
             texels = [axis.texel(each + step) for axis, each, step in zip(place.axes, lower, steps, strict=True)]

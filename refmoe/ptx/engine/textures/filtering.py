@@ -1,7 +1,7 @@
-"""The sum of linear filtering, bit for bit as an H100 makes it.
+"""The sum of linear filtering, bit for bit as Hopper makes it.
 
-The CUDA Programming Guide publishes (1 - a) T[i] + a T[i + 1] alone. The rest was found from answers of an H100, and a
-recording of thousands of them is held against this: `tests/ptx/textures/test_recorded.py`.
+The CUDA Programming Guide publishes (1 - a) T[i] + a T[i + 1] alone. The rest was found from answers of an H100, and
+20,000 answers of an H200 are held against it: `tests/ptx/textures/test_recorded.py`.
 
 Weights are whole 256ths, also of eight texels: z is split first, then x, then y, and what one side of a split gets is
 rounded to nearest, ties up. Of y it is the upper side where x is, and the lower side where x is the lower one.
@@ -18,7 +18,7 @@ exact, and it is rounded to the texels' own type: to nearest, ties away from zer
 Of integers that are read as fractions the weighted sum becomes a fixed-point number of 16 bits, 0 to 65535 or -32767 to
 32767: to nearest, ties up.
 
-Two things do not hold for all samples: of int8 an H100 gives the fixed-point number next to this in one of twenty, and
+Two things do not hold for all samples: of int8 an H200 gives the fixed-point number next to this in one of twenty, and
 between two z the FP32 number next to this in one of five hundred. Extrapolated is that subnormal numbers of FP16 are
 kept, and that a result of FP32 that would be subnormal is 0.
 """
