@@ -295,6 +295,13 @@ def test_the_ptx_guide_shows_several_launches() -> None:
     assert set(written.tolist()) == {7.0}
 
 
+def test_the_guide_on_textures_shows_a_launch() -> None:
+    (shown,) = blocks(DOCS / "guides" / "textures.md")
+    names: dict[str, Any] = {}
+    exec(shown, names)
+    assert names["result"][3, 7] == 62.0
+
+
 def test_the_ptx_guide_shows_a_debugger(capsys: pytest.CaptureFixture[str]) -> None:
     launched, _, debugged = blocks(DOCS / "guides" / "ptx.md")
     names: dict[str, Any] = {}

@@ -10,6 +10,9 @@
     TYPE:VALUE                      a number: i32:-5, u64:0x10, f32:1.5
     bytes:FILE                      a parameter of struct type, the file as it is
     null                            a null pointer
+    texture:FILE.npy[:OPTION...]    a texture object, see `refmoe.cli.texture_arguments`
+    surface:FILE.npy[:OUT.npy][:OPTION...]
+                                    a surface object; what the kernel leaves replaces FILE, or goes to OUT
 
 TYPE is one of u8 u16 u32 u64 i8 i16 i32 i64 f16 f32 f64; BF16, FP8 and FP4 are the u16 and u8 of their bits. SHAPE is
 `1024x16`.
@@ -27,9 +30,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.cli.texture_arguments import surface, texture
 from refmoe.errors import ArgumentError
 from refmoe.files import read_npy, write_atomic
-from refmoe.ptx import Buffer
+from refmoe.ptx import Buffer, SurfaceObject
 from refmoe.ptx.state.pages import POISON
 
 Array = NDArray[Any]
@@ -38,7 +42,10 @@ TYPES: dict[str, type[np.generic]] = {
     "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
     "f16": np.float16, "f32": np.float32, "f64": np.float64,
 }  # fmt: skip
-_FORMS = "in:FILE, inout:FILE, out:FILE:TYPE:SHAPE, scratch:TYPE:SHAPE, same:N, TYPE:VALUE, bytes:FILE or null"
+_FORMS = (
+    "in:FILE, inout:FILE, out:FILE:TYPE:SHAPE, scratch:TYPE:SHAPE, same:N, TYPE:VALUE, bytes:FILE, texture:FILE, "
+    "surface:FILE or null"
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,8 @@ class Argument:
 
     Attributes:
         word: as written.
-        value: what `refmoe.ptx.launch` takes: a `Buffer`, the bytes of a number or a struct, or None.
+        value: what `refmoe.ptx.launch` takes: a `Buffer`, the bytes of a number or a struct, a texture or surface
+            object, or None.
         output: file that its array goes to, or None.
         number: type of a number, or None.
     """
@@ -92,7 +100,10 @@ def write_outputs(arguments: Sequence[Argument]) -> list[dict[str, Any]]:
     for argument in arguments:
         if argument.output is None:
             continue
-        array, initialised = argument.value.array, argument.value.initialised
+        value = argument.value
+        if isinstance(value, SurfaceObject):
+            value = Buffer(value.resource.data, value.resource.name)
+        array, initialised = value.array, value.initialised
         unwritten = int((~initialised).sum()) if isinstance(initialised, np.ndarray) else 0
         content = io.BytesIO()
         np.save(content, array, allow_pickle=False)
@@ -121,6 +132,17 @@ def _input(word: str, rest: str) -> Argument:
 def _input_output(word: str, rest: str) -> Argument:
     source, _, target = rest.partition(":")
     return Argument(word, Buffer(_load(word, source), source), Path(target or source))
+
+
+def _texture(word: str, rest: str) -> Argument:
+    source, *parts = rest.split(":")
+    return Argument(word, texture(word, _load(word, source), source, parts))
+
+
+def _surface(word: str, rest: str) -> Argument:
+    source, *parts = rest.split(":")
+    target = parts.pop(0) if parts and "=" not in parts[0] else source
+    return Argument(word, surface(word, _load(word, source), source, parts), Path(target))
 
 
 def _output(word: str, rest: str) -> Argument:
@@ -196,4 +218,7 @@ def _integer(text: str) -> int | None:
         return None
 
 
-_READERS = {"in": _input, "inout": _input_output, "out": _output, "scratch": _scratch, "bytes": _struct}
+_READERS = {
+    "in": _input, "inout": _input_output, "out": _output, "scratch": _scratch, "bytes": _struct, "texture": _texture,
+    "surface": _surface,
+}  # fmt: skip

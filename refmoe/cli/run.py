@@ -73,8 +73,10 @@ def run(
             help="The kernel's arguments in order, separated by spaces; repeatable. Each is in:FILE.npy (read), "
             "inout:FILE.npy[:OUT.npy] (read and written), out:FILE.npy:TYPE:SHAPE[:fill=BYTE] (written), "
             "scratch:TYPE:SHAPE[:fill=BYTE] (not kept), same:N (the array of argument N), TYPE:VALUE (a number), "
-            "bytes:FILE (a struct) or null. TYPE is one of u8 u16 u32 u64 i8 i16 i32 i64 f16 f32 f64, SHAPE for "
-            "example 1024x16. Pass BF16 as u16, FP8 and packed FP4 as u8.",
+            "bytes:FILE (a struct), texture:FILE.npy[:OPTION...], surface:FILE.npy[:OUT.npy][:OPTION...] or null. TYPE "
+            "is one of u8 u16 u32 u64 i8 i16 i32 i64 f16 f32 f64, SHAPE for example 1024x16. An OPTION is kind=3d, "
+            "channels=4, address=wrap, filter=linear, read=normalized_float, border=0,0,0,1 or normalized. Pass BF16 "
+            "as u16, FP8 and packed FP4 as u8.",
         ),
     ] = None,
     variable: VariableOption = None,

@@ -37,6 +37,7 @@ from refmoe.ptx.running import run_ptx
 from refmoe.ptx.schedule import Schedule
 from refmoe.ptx.schedules import under_schedules
 from refmoe.ptx.state.tensormap import encode_tensor_map, encode_tensor_map_im2col
+from refmoe.ptx.state.textures import CudaArray, LinearMemory, Pitch2D, SurfaceObject, TextureObject
 
 __all__ = [
     "ArgumentMismatch",
@@ -47,15 +48,18 @@ __all__ = [
     "CoResidencyError",
     "Contraction",
     "CooperativeLaunchTooLarge",
+    "CudaArray",
     "Deadlock",
     "Debugger",
     "DeviceMemory",
     "KernelProfile",
     "LaunchResult",
+    "LinearMemory",
     "MemoryFault",
     "MisuseError",
     "Module",
     "ParseError",
+    "Pitch2D",
     "Profile",
     "PtxError",
     "RaceError",
@@ -65,6 +69,8 @@ __all__ = [
     "StepBudgetExceeded",
     "Stop",
     "StopPoint",
+    "SurfaceObject",
+    "TextureObject",
     "Trace",
     "TraceEvent",
     "Trap",

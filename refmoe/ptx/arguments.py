@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,12 @@ import numpy as np
 
 from refmoe.errors import describe
 from refmoe.ptx.errors import ArgumentMismatch
+from refmoe.ptx.program.handles import misfit
 from refmoe.ptx.state.memory import Arena, Region, padded
 from refmoe.ptx.state.pages import untouched
+from refmoe.ptx.state.textures import Bound, CudaArray, Resource, SurfaceObject, TextureObject, argument_handle
 from refmoe.ptx.text.scopes import type_bits
-from refmoe.ptx.text.syntax import Function, Variable
+from refmoe.ptx.text.syntax import Function, Instruction, Variable
 
 # Elements of a mask that are looked at together.
 _AT_ONCE = 1 << 20
@@ -77,8 +79,13 @@ def bind(
     arena: Arena,
     parameters: Region,
     offsets: dict[str, int],
-) -> list[tuple[Buffer, Region]]:
+    objects: Mapping[int, TextureObject | SurfaceObject],
+    handles: Mapping[str, Sequence[Instruction]],
+) -> tuple[list[tuple[Buffer, Region]], dict[int, Bound]]:
     """Put the buffers that live on, and then those among `args`, into the arena, and all arguments into the parameters.
+
+    `objects` are the texture and surface objects that live on, by their handles; `handles` are the instructions that
+    take one from a parameter. What comes back are the buffers, and all objects of the launch.
 
     Raises:
         ArgumentMismatch: an argument that does not fit its parameter.
@@ -86,22 +93,83 @@ def bind(
     if len(args) != len(entry.parameters):
         raise ArgumentMismatch(f"{entry.name} has {len(entry.parameters)} parameters; {len(args)} arguments given")
     bound = [(buffer, _region(buffer, arena)) for buffer in living or ()]
+    known_objects = {handle: _object(each, "an object", bound, arena) for handle, each in objects.items()}
     for position, (variable, argument) in enumerate(zip(entry.parameters, args, strict=True)):
         where = f"argument {position} ({variable.name}) of {entry.name}"
         if isinstance(argument, np.ndarray) and argument.ndim:
             argument = Buffer(argument, f"argument {position}")
-        if isinstance(argument, Buffer):
+        if isinstance(argument, TextureObject | SurfaceObject):
+            if variable.size != 8 or variable.pointer or variable.type not in ("u64", "b64", "s64"):
+                kind = "pointer" if variable.pointer else f".{variable.type} of {variable.size} bytes"
+                raise ArgumentMismatch(f"{where}: a {type(argument).__name__} for a {kind}")
+            handle = argument_handle(position)
+            known_objects[handle] = _object(argument, where, bound, arena)
+            content = handle.to_bytes(8, "little")
+        elif isinstance(argument, CudaArray | Resource):
+            needed = "a TextureObject or a SurfaceObject over it needed"
+            raise ArgumentMismatch(f"{where}: a {type(argument).__name__}; {needed}")
+        elif isinstance(argument, Buffer):
             if variable.size != 8:
                 raise ArgumentMismatch(f"{where}: a buffer for a parameter of {variable.size} bytes")
-            place, known = fit(argument, where, [buffer for buffer, _ in bound])
-            if not known:
-                bound.append((argument, _region(argument, arena)))
-            content = bound[place][1].base.to_bytes(8, "little")
+            content = _placed(argument, where, bound, arena).base.to_bytes(8, "little")
         else:
             content = _scalar(variable, argument, where, living is not None)
         offset = offsets[variable.name]
         parameters.data[offset : offset + variable.size] = np.frombuffer(content, np.uint8)
-    return bound
+    _check_handles(entry, handles, parameters, offsets, known_objects)
+    return bound, known_objects
+
+
+def _check_handles(
+    entry: Function, handles: Mapping[str, Sequence[Instruction]], parameters: Region, offsets: dict[str, int],
+    objects: Mapping[int, Bound],
+) -> None:  # fmt: skip
+    """Refuse what no lane could use where a kernel takes a texture or a surface."""
+    made = {handle: each.object for handle, each in objects.items()}
+    for position, variable in enumerate(entry.parameters):
+        uses = handles.get(variable.name)
+        if uses and variable.size == 8:
+            offset = offsets[variable.name]
+            handle = int.from_bytes(parameters.data[offset : offset + 8].tobytes(), "little")
+            if why := misfit(uses, handle, made):
+                raise ArgumentMismatch(f"argument {position} ({variable.name}) of {entry.name}: {why}")
+
+
+def _placed(buffer: Buffer, where: str, bound: list[tuple[Buffer, Region]], arena: Arena) -> Region:
+    """The region of a buffer, which may be in the arena already."""
+    place, known = fit(buffer, where, [each for each, _ in bound])
+    if not known:
+        bound.append((buffer, _region(buffer, arena)))
+    return bound[place][1]
+
+
+def buffer_of(resource: Resource) -> Buffer | int:
+    """The memory with the texels of a texture or surface, or its address."""
+    if isinstance(resource, CudaArray):
+        return Buffer(resource.data, resource.name, resource.initialised, resource.data.flags.writeable)
+    memory = resource.memory
+    if isinstance(memory, np.ndarray):
+        return Buffer(memory, "texture memory", writable=memory.flags.writeable)
+    found: Buffer | int = memory
+    return found
+
+
+def _object(made: TextureObject | SurfaceObject, where: str, bound: list[tuple[Buffer, Region]], arena: Arena) -> Bound:
+    """An object with the memory of its texels.
+
+    Raises:
+        ArgumentMismatch: there is no such memory.
+    """
+    memory, texels = buffer_of(made.resource), made.resource.texels
+    if isinstance(memory, Buffer):
+        region = _placed(memory, where, bound, arena)
+        if isinstance(made, SurfaceObject) and not region.writable:
+            raise ArgumentMismatch(f"{where}: a surface over {region.name}, which is read-only")
+        return Bound(made, region, region.base)
+    found = arena.window(memory)
+    if found is None or found.space == "param" or memory - found.base + texels.size > found.size:
+        raise ArgumentMismatch(f"{where}: {texels} at 0x{memory:X}, where the launch has no such memory")
+    return Bound(made, found, memory)
 
 
 def _region(buffer: Buffer, arena: Arena) -> Region:

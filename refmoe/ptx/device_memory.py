@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.ptx.arguments import Buffer, fit
+from refmoe.ptx.arguments import Buffer, buffer_of, fit
 from refmoe.ptx.errors import ArgumentMismatch
 from refmoe.ptx.module import Module
 from refmoe.ptx.program.layout import code_address
 from refmoe.ptx.state.pages import POISON, untouched
 from refmoe.ptx.state.spaces import HEAP_BYTES, HEAP_NAME, PARAM_BASE, SHARED_WINDOW, WINDOW_BITS
+from refmoe.ptx.state.textures import SurfaceObject, TextureObject, memory_handle
 from refmoe.ptx.text.syntax import Variable
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -50,6 +51,44 @@ class DeviceMemory:
         self._variables: dict[tuple[int, str], int] = {}
         self._modules: dict[int, Module] = {}
         self._heap: int | None = None
+        self._objects: dict[int, TextureObject | SurfaceObject] = {}
+        self._handles = 0
+
+    @property
+    def objects(self) -> Mapping[int, TextureObject | SurfaceObject]:
+        """The texture and surface objects that are not destroyed, by their handles."""
+        return dict(self._objects)
+
+    def create_object(self, made: TextureObject | SurfaceObject) -> int:
+        """The handle of a texture or surface object, for structs and buffers (cudaCreateTextureObject).
+
+        Raises:
+            ArgumentError: the memory with its texels is none of this memory, or does not fit in.
+        """
+        if not isinstance(made, TextureObject | SurfaceObject):
+            raise ArgumentError("made", describe(made), "a TextureObject or a SurfaceObject")
+        memory = buffer_of(made.resource)
+        if isinstance(memory, Buffer):
+            if isinstance(made, SurfaceObject) and not memory.writable:
+                raise ArgumentError("made", f"a surface over {memory.name}, which is read-only", "a writable array")
+            self.place(memory)
+        else:
+            self._find(memory, made.resource.texels.size)
+        handle = memory_handle(self._handles)
+        # No handle is given twice, so that a stale one is found.
+        self._handles += 1
+        self._objects[handle] = made
+        return handle
+
+    def destroy_object(self, handle: int) -> None:
+        """End a texture or surface object (cudaDestroyTextureObject); its memory stays.
+
+        Raises:
+            ArgumentError: there is no such object.
+        """
+        if handle not in self._objects:
+            raise ArgumentError("handle", f"0x{handle:X}", "that of an object which is not destroyed")
+        del self._objects[handle]
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

@@ -199,7 +199,7 @@ class RaceError(LaneError):
             `"exit"` (a block ends while another block of its cluster may still access its shared memory) or
             `"non-coherent"` (`ld.global.nc` reads what the grid wrote) or `"tensor map"` (a map is rewritten while a
             copy that goes by it is under way) or `"previous grid"` (an access to what the grid before this one still
-            writes, without `griddepcontrol.wait`).
+            writes, without `griddepcontrol.wait`) or `"texture"` (a fetch or a surface read of what the grid wrote).
         space, buffer, offset: where.
         other_block, other_thread: the lane of the earlier access; the thread is None where several lanes read.
         warning: empty for a fault: PTX gives no result, or another legal order gives another one. Otherwise the access

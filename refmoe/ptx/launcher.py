@@ -163,8 +163,8 @@ def launch(
         grid: blocks (x, y, z).
         block: threads (x, y, z).
         args: one for each parameter: a `Buffer` or a NumPy array (initialised, writable) or None (a null pointer) for a
-            pointer, a number for a scalar and, with `memory`, for a pointer, bytes for a struct. One array passed twice
-            is one buffer.
+            pointer, a number for a scalar and, with `memory`, for a pointer, bytes for a struct, a `TextureObject` or a
+            `SurfaceObject` for a handle. One array passed twice is one buffer.
         shared_bytes: dynamic shared memory of a CTA.
         checks: what is looked for; all by default.
         step_budget: most steps of a warp, each through one block of code; None for no limit.
@@ -372,7 +372,8 @@ def _run(
     poison = np.full(code.layout.parameter_bytes, POISON, np.uint8)
     parameters = arena.add("kernel parameters", "param", poison, poison.size, writable=False)
     living = None if memory is None else memory.buffers
-    bound = bind(code.entry, args, living, arena, parameters, code.layout.parameters)
+    held = {} if memory is None else memory.objects
+    bound, objects = bind(code.entry, args, living, arena, parameters, code.layout.parameters, held, code.handles)
     if addresses is None:
         addresses = _variables(code, arena)
     heap = None
@@ -434,6 +435,7 @@ def _run(
         previous=previous,
         following=following,
         heap=heap,
+        objects=objects,
     )
     if profile is not None:
         profile.attach(state)

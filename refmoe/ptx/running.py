@@ -91,7 +91,8 @@ def run_ptx(
         block: threads of a block, x or (x, y, z); what the kernel's .reqntid says if left out.
         args: one for each parameter. A pointer takes a C-contiguous NumPy array, which holds the results afterwards; a
             kernel may not write to a read-only array. None is a null pointer. Other parameters take a number, or the
-            bytes of a struct. A `refmoe.ptx.Buffer` is an array that may be marked as not initialised.
+            bytes of a struct. A `refmoe.ptx.Buffer` is an array that may be marked as not initialised. A
+            `refmoe.ptx.TextureObject` or `SurfaceObject` stands for a cudaTextureObject_t or cudaSurfaceObject_t.
         shared: dynamic shared memory of a block, in bytes.
         checks: which checks are on; all by default. This and what follows is as for `launch`.
         step_budget: most steps of a warp; no limit by default.

@@ -20,7 +20,9 @@ from refmoe.verify.patches import FilePatch, apply_patch, parse_patch
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-CLASSES = ("compiled", "findings", "instructions", "memory", "scheduler", "schedules", "undefined", "warpgroups")
+CLASSES = (
+    "compiled", "findings", "instructions", "memory", "scheduler", "schedules", "textures", "undefined", "warpgroups",
+)  # fmt: skip
 # Seconds, for a fault that lets a test run for ever; the tests themselves take a few, and all of them minutes.
 LIMIT, LIMIT_OF_ALL = 300, 1800
 

@@ -15,6 +15,12 @@ _ABSENT = [
     (r"cp\.async\.bulk\..*cp_mask.*", "copies that leave bytes out by a mask are not here"),
     (r"cp\.async\.bulk\..*(gather4|scatter4).*", "copies of rows by their numbers are not here"),
     (r"cp\.async\.bulk\..*im2col::w.*", "im2col along the width alone is not here"),
+    (r"(tex|tld4)\..*\.f16(x2)?\..*", "a fetch gives 32 bits an element here"),
+    (r"tex\.(.*\.)?(2dms|a2dms)\..*", "textures with samples are not here"),
+    (r"tld4\..*\.(a2d|cube|acube)\..*", "tld4 gathers from .2d alone here"),
+    (r"sust\.p\..*", "sust.p stores 32-bit elements without converting them here"),
+    (r"suld\.p\..*", "loads that convert are not here"),
+    (r"(txq|suq)\..*", "only sizes, levels and normalized_coords can be asked here"),
     (r"cp\.async\.bulk\..*cta_group::[12].*", "pairs of blocks, which share tensor memory on SM100, are not here"),
 ]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from refmoe.ptx import isa
-from refmoe.ptx.emit import async_copies, bulk, call, cluster, tensor, video, wgmma, wmma
+from refmoe.ptx.emit import async_copies, bulk, call, cluster, tensor, textures, video, wgmma, wmma
 from refmoe.ptx.emit.builder import WINDOWS, Builder
 from refmoe.ptx.engine import warp
 from refmoe.ptx.engine.cluster.memory import is_own_shared
@@ -48,7 +48,6 @@ _ADVICE = (
     "prefetch", "prefetchu", "nanosleep", "createpolicy", "applypriority", "setmaxnreg", "griddepcontrol",
     "pmevent",
 )  # fmt: skip
-_TEXTURES = ("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep")
 
 
 def matched(pattern: re.Pattern[str], instruction: Instruction) -> re.Match[str]:
@@ -122,7 +121,7 @@ class Emitter(Builder):
             "wgmma": partial(wgmma.warpgroup, self),
             "call": partial(call.call, self),
             **dict.fromkeys(isa.VIDEO, partial(video.video, self)),
-            **dict.fromkeys(_TEXTURES, self._texture),
+            **dict.fromkeys(textures.STEMS, partial(textures.texture, self)),
         }
 
     def instruction(self, instruction: Instruction) -> None:
@@ -163,10 +162,6 @@ class Emitter(Builder):
             self.assign(instruction, targets[0][0], call, targets[0][1], operation.sign_extend)
         else:
             self.assign_all(instruction, targets, call, operation.sign_extend)
-
-    def _texture(self, instruction: Instruction) -> None:
-        """Always raises isa.NoSuchInstruction."""
-        raise isa.NoSuchInstruction(instruction.opcode, "there are no textures and no surfaces here")
 
     # Moves and addresses
 

@@ -12,6 +12,7 @@ from refmoe.ptx.engine.barriers import BarrierCode
 from refmoe.ptx.engine.mbarrier import Wait
 from refmoe.ptx.engine.slow import Slow
 from refmoe.ptx.program.blocks import Program
+from refmoe.ptx.program.handles import handle_uses
 from refmoe.ptx.program.late import Windows
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.text.syntax import Function, Instruction
@@ -145,6 +146,11 @@ class Code:
     homes: dict[str, tuple[int, str]]
     places: Any
     shadowed: Callable[[int], Callable[..., Any]]
+
+    @cached_property
+    def handles(self) -> dict[str, list[Instruction]]:
+        """The instructions on textures and surfaces that take a parameter, by its name."""
+        return handle_uses(each for each in self.entry.body or () if isinstance(each, Instruction))
 
     @cached_property
     def windows(self) -> Windows:

@@ -7,7 +7,7 @@ on both.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.state.special_registers import Ticks
 from refmoe.ptx.state.special_registers import values as special_values
 from refmoe.ptx.state.tensormap import MapHistory
+from refmoe.ptx.state.textures import Bound
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -116,6 +117,7 @@ class LaunchState:
         witness: who takes down all accesses of some regions, or None.
         previous: what is known of the grid before this one, see `refmoe.ptx.engine.previous_grid`, or None.
         map_reads: copies that go by tensor maps, see `refmoe.ptx.engine.bulk.map_reads`; None while there are none.
+        objects: texture and surface objects by their handles.
     """
 
     name: str
@@ -153,6 +155,7 @@ class LaunchState:
     heap: Region | None = None
     queue: BlockQueue | None = None
     refused: set[int] = field(default_factory=set)
+    objects: Mapping[int, Bound] = field(default_factory=dict)
 
     def warn(self, error: RaceError) -> None:
         """Keep what is but a warning, one for each cause."""

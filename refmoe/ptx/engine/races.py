@@ -299,6 +299,14 @@ class RaceShadow:
         for place, lane, record in zip(at.tolist(), who.tolist(), mine.tolist(), strict=True):
             self._record_read(frame, place, lane, record)
 
+    def texture_read(self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array) -> None:
+        """A read through the texture cache: of nothing that the grid wrote, in whatever order."""
+        records = self.last_writes(index, access.width)
+        written = np.flatnonzero(records)
+        if written.size:
+            first = written[0]
+            self._report(frame, access, region, int(index[first]), lanes[first], records[first], "texture")
+
     def read_rows(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, words: Words
     ) -> None:
@@ -655,6 +663,10 @@ _SENTENCES = {
     "non-coherent": (
         "reads, through the non-coherent cache (ld.global.nc), after a write by",
         "nothing orders such a read: the bytes may be those from before the launch",
+    ),
+    "texture": (
+        "reads, through the texture cache, after a write by",
+        "within a launch that cache does not see what is written",
     ),
 }
 _MILDER = {

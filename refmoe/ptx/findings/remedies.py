@@ -129,7 +129,11 @@ _GRID = ("griddepcontrol.wait, by the thread or by one that it comes after", "th
 _MAPS = ("the end of the copies that go by the tensor map", "tensor-maps")
 _NC = ("coherence: ld.global.nc may read what was there before the launch", "non-coherent-loads")
 _EXIT = ("an order between the access and the exit of the block whose memory it is", "blocks-that-exit")
-_KINDS = {"proxy": _PROXY, "previous grid": _GRID, "tensor map": _MAPS, "non-coherent": _NC, "exit": _EXIT}
+_TEXTURE = ("a launch of its own: the texture cache may not see what this one writes", "textures-and-surfaces")
+_KINDS = {
+    "proxy": _PROXY, "previous grid": _GRID, "tensor map": _MAPS, "non-coherent": _NC, "exit": _EXIT,
+    "texture": _TEXTURE,
+}  # fmt: skip
 
 
 def remedies(race: RaceSite) -> Iterator[Remedy]:
@@ -224,12 +228,18 @@ def _exit(race: RaceSite) -> Iterator[Remedy]:
     )  # fmt: skip
 
 
+def _texture(race: RaceSite) -> Iterator[Remedy]:
+    """No change of the kernel orders a read through the texture cache behind a write."""
+    yield from ()
+
+
 _OF_KINDS = {
     "proxy": _proxy,
     "previous grid": _previous_grid,
     "tensor map": _tensor_map,
     "non-coherent": _non_coherent,
     "exit": _exit,
+    "texture": _texture,
 }
 
 

@@ -23,5 +23,7 @@ HEAP_BYTES = 8 * HEAP_LIMIT
 # Functions have addresses that only a call can use.
 CODE_WINDOW = 1 << 58
 CODE_BYTES = 16
+# Handles of texture and surface objects, which no load or store can use.
+HANDLE_WINDOW = 1 << 59
 # Shared and local addresses start here, so that a null pointer is no valid address of either.
 OWN_BASE = 1024
