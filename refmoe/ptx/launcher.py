@@ -19,7 +19,7 @@ from refmoe.ptx.device_memory import DeviceMemory
 from refmoe.ptx.engine.bulk.fences import ProxyFences
 from refmoe.ptx.engine.code import APART, PLAIN, Code, View
 from refmoe.ptx.engine.exact_races import ExactShadow
-from refmoe.ptx.engine.lanes import Checks
+from refmoe.ptx.engine.lanes import Checks, OutOfTime
 from refmoe.ptx.engine.machine import Launch, Observer
 from refmoe.ptx.engine.order.strong import Order
 from refmoe.ptx.engine.order.witness import RaceWitness
@@ -36,7 +36,7 @@ from refmoe.ptx.errors import (
     StepBudgetExceeded,
 )
 from refmoe.ptx.findings.explain import LaunchShape, settled
-from refmoe.ptx.findings.trials import Agreed
+from refmoe.ptx.findings.trials import Agreed, Allowance
 from refmoe.ptx.grid import BlockQueue, Grid
 from refmoe.ptx.module import Module
 from refmoe.ptx.observe.events import Rewinds
@@ -206,6 +206,7 @@ def launch(
         told, watching, observer = observed if not results else (None, None, None)
         output = [io.StringIO()]
         steps = single_stores = 0
+        allowance = Allowance()
 
         def attempt(
             running: Module, exact: frozenset[str], witness: RaceWitness | None, aside: bool, chosen: Schedule = one
@@ -232,6 +233,7 @@ def launch(
                         io.StringIO() if aside else output[0], None if aside else observer, blocks, cluster,
                         cooperative, multiprocessors, chosen,
                         previous_grid_writes, exact=exact, witness=witness, tally=tally, repeats=repeats,
+                        deadline=allowance.deadline if aside else None,
                     )  # fmt: skip
                     return _Attempted(ran, result)
                 except (PtxError, Suspected) as error:
@@ -253,10 +255,10 @@ def launch(
 
             def again(each: Schedule) -> Ran | None:
                 exact = frozenset[str]()
-                while single_stores < most_single_stores:
+                while single_stores < most_single_stores and not allowance.ends():
                     try:
                         outcome = attempt(running, exact, None, True, each)
-                    except StepBudgetExceeded:
+                    except (StepBudgetExceeded, OutOfTime):
                         # Some schedules let threads poll for long.
                         return None
                     except RaceError as error:
@@ -283,7 +285,7 @@ def launch(
             shape = LaunchShape(_triple("block", block), _grid(module, code, _triple("grid", grid), cluster).cluster)
             seen = quiet or any(each is not None for each in (*observed, looking))
             outcome, warnings = settled(
-                module, looked_for, shape, attempt, agreed, seen, lambda: steps
+                module, looked_for, shape, attempt, agreed, seen, lambda: steps, allowance
             )  # fmt: skip
         except BaseException:
             quiet = False
@@ -344,6 +346,7 @@ def _run(
     witness: RaceWitness | None,
     tally: _Tally,
     repeats: Repeats,
+    deadline: float | None,
 ) -> tuple[Ran, LaunchResult]:
     """`launch` under one schedule, without the end of it.
 
@@ -434,6 +437,7 @@ def _run(
         previous=previous,
         following=following,
         heap=heap,
+        deadline=deadline,
     )
     if profile is not None:
         profile.attach(state)
