@@ -107,11 +107,9 @@ class Guarding(Protocol):
 
     def check(self, instruction: Instruction, index: Array, lanes: Array, width: int) -> None:
         """`lanes` [n] are about to write `width` bytes each at byte `index` [n]."""
-        ...
 
     def made(self, byte: int) -> int:
         """The record of the write that made the object at a byte."""
-        ...
 
 
 class Previous(Protocol):

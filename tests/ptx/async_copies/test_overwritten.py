@@ -74,9 +74,10 @@ def test_bytes_that_nobody_uses_may_be_loaded() -> None:
 
 
 def test_a_bulk_copy_may_read_over_it() -> None:
-    # What it takes there is opaque.
+    # What it takes there is opaque. Another store to the same line lets it look at each byte.
     body = """
-        bar.sync 0; @!%p9 st.shared.u64 [bar], %d1; fence.proxy.async.shared::cta; bar.sync 0; @%p9 bra L;
+        bar.sync 0; @!%p9 st.shared.u64 [bar], %d1; fence.proxy.async.shared::cta; bar.sync 0;
+        @!%p8 st.shared.u64 [bar+64], %d1; @%p9 bra L;
         cp.async.bulk.global.shared::cta.bulk_group [%d1], [bar], 16; cp.async.bulk.commit_group;
         cp.async.bulk.wait_group 0;
         L:
