@@ -33,6 +33,7 @@ from refmoe.ptx.errors import (
     Index3,
     PtxError,
     RaceError,
+    ScheduleError,
     StepBudgetExceeded,
 )
 from refmoe.ptx.findings.explain import LaunchShape, settled
@@ -67,6 +68,8 @@ _FEWEST_STEPS, _MORE_STEPS = 4096, 8
 _TRIED_UNDER = ((2_000, 16), (20_000, 8))
 # But no more are tried once they took so many stores of single lanes, each of which takes half a millisecond.
 _MOST_SINGLE_STORES = 4_096
+# Warnings that are told with bytes that depend on the schedule.
+_TOLD = 3
 # Since this compute capability lanes of a warp may meet at several instructions.
 _LANES_APART = (7, 0)
 # Blocks of a cluster, with cudaFuncAttributeNonPortableClusterSizeAllowed.
@@ -297,7 +300,10 @@ def launch(
         return outcome.ran
 
     if len(chosen) > 1:
-        run_all(run, chosen)
+        try:
+            run_all(run, chosen)
+        except ScheduleError as error:
+            raise _with_warnings(error, results) from None
         warnings = {each.cause: each for one in results[::-1] for each in one.warnings}
         return replace(
             results[0],
@@ -311,6 +317,18 @@ def launch(
     except PtxError as error:
         raise under(error, one) from None
     return results[0]
+
+
+def _with_warnings(error: PtxError, results: Sequence[LaunchResult]) -> PtxError:
+    """A difference between schedules, with what these warned of: it may be the cause."""
+    places: dict[str, None] = {}
+    for each in (warning for one in results for warning in one.warnings):
+        source = f" ({each.source})" if each.source else ""
+        places[f"{each.kind}, {each.warning}, at line {each.line}{source}"] = None
+    if not places:
+        return error
+    more = f", and {len(places) - _TOLD} more" if len(places) > _TOLD else ""
+    return error.adding(f"warnings, which may be the cause: {'; '.join(list(places)[:_TOLD])}{more}")
 
 
 def _shared_limit(target: str) -> int:
