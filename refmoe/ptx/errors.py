@@ -70,6 +70,10 @@ class PtxError(RefmoeError):
         """The same error, with the schedule under which it happened, and what is to be said of that."""
         return _rebuild(type(self), f"{self.message}; {why}", {**self._fields, "schedule": schedule})
 
+    def adding(self, sentence: str) -> PtxError:
+        """The same error, of which one thing more is said."""
+        return _rebuild(type(self), f"{self.message}; {sentence}", self._fields)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions pickle by their message alone, which would lose the fields between worker processes.
         return _rebuild, (type(self), self.message, self._fields)

@@ -19,7 +19,7 @@ from refmoe.ptx.device_memory import DeviceMemory
 from refmoe.ptx.engine.bulk.fences import ProxyFences
 from refmoe.ptx.engine.code import APART, PLAIN, Code, View
 from refmoe.ptx.engine.exact_races import ExactShadow
-from refmoe.ptx.engine.lanes import Checks
+from refmoe.ptx.engine.lanes import Checks, OutOfTime
 from refmoe.ptx.engine.machine import Launch, Observer
 from refmoe.ptx.engine.order.strong import Order
 from refmoe.ptx.engine.order.witness import RaceWitness
@@ -33,10 +33,11 @@ from refmoe.ptx.errors import (
     Index3,
     PtxError,
     RaceError,
+    ScheduleError,
     StepBudgetExceeded,
 )
 from refmoe.ptx.findings.explain import LaunchShape, settled
-from refmoe.ptx.findings.trials import Agreed
+from refmoe.ptx.findings.trials import Agreed, Allowance
 from refmoe.ptx.grid import BlockQueue, Grid
 from refmoe.ptx.module import Module
 from refmoe.ptx.observe.events import Rewinds
@@ -67,6 +68,8 @@ _FEWEST_STEPS, _MORE_STEPS = 4096, 8
 _TRIED_UNDER = ((2_000, 16), (20_000, 8))
 # But no more are tried once they took so many stores of single lanes, each of which takes half a millisecond.
 _MOST_SINGLE_STORES = 4_096
+# Warnings that are told with bytes that depend on the schedule.
+_TOLD = 3
 # Since this compute capability lanes of a warp may meet at several instructions.
 _LANES_APART = (7, 0)
 # Blocks of a cluster, with cudaFuncAttributeNonPortableClusterSizeAllowed.
@@ -206,6 +209,7 @@ def launch(
         told, watching, observer = observed if not results else (None, None, None)
         output = [io.StringIO()]
         steps = single_stores = 0
+        allowance = Allowance()
 
         def attempt(
             running: Module, exact: frozenset[str], witness: RaceWitness | None, aside: bool, chosen: Schedule = one
@@ -232,6 +236,7 @@ def launch(
                         io.StringIO() if aside else output[0], None if aside else observer, blocks, cluster,
                         cooperative, multiprocessors, chosen,
                         previous_grid_writes, exact=exact, witness=witness, tally=tally, repeats=repeats,
+                        deadline=allowance.deadline if aside else None,
                     )  # fmt: skip
                     return _Attempted(ran, result)
                 except (PtxError, Suspected) as error:
@@ -253,10 +258,10 @@ def launch(
 
             def again(each: Schedule) -> Ran | None:
                 exact = frozenset[str]()
-                while single_stores < most_single_stores:
+                while single_stores < most_single_stores and not allowance.ends():
                     try:
                         outcome = attempt(running, exact, None, True, each)
-                    except StepBudgetExceeded:
+                    except (StepBudgetExceeded, OutOfTime):
                         # Some schedules let threads poll for long.
                         return None
                     except RaceError as error:
@@ -283,7 +288,7 @@ def launch(
             shape = LaunchShape(_triple("block", block), _grid(module, code, _triple("grid", grid), cluster).cluster)
             seen = quiet or any(each is not None for each in (*observed, looking))
             outcome, warnings = settled(
-                module, looked_for, shape, attempt, agreed, seen, lambda: steps
+                module, looked_for, shape, attempt, agreed, seen, lambda: steps, allowance
             )  # fmt: skip
         except BaseException:
             quiet = False
@@ -295,7 +300,10 @@ def launch(
         return outcome.ran
 
     if len(chosen) > 1:
-        run_all(run, chosen)
+        try:
+            run_all(run, chosen)
+        except ScheduleError as error:
+            raise _with_warnings(error, results) from None
         warnings = {each.cause: each for one in results[::-1] for each in one.warnings}
         return replace(
             results[0],
@@ -309,6 +317,18 @@ def launch(
     except PtxError as error:
         raise under(error, one) from None
     return results[0]
+
+
+def _with_warnings(error: PtxError, results: Sequence[LaunchResult]) -> PtxError:
+    """A difference between schedules, with what these warned of: it may be the cause."""
+    places: dict[str, None] = {}
+    for each in (warning for one in results for warning in one.warnings):
+        source = f" ({each.source})" if each.source else ""
+        places[f"{each.kind}, {each.warning}, at line {each.line}{source}"] = None
+    if not places:
+        return error
+    more = f", and {len(places) - _TOLD} more" if len(places) > _TOLD else ""
+    return error.adding(f"warnings, which may be the cause: {'; '.join(list(places)[:_TOLD])}{more}")
 
 
 def _shared_limit(target: str) -> int:
@@ -344,6 +364,7 @@ def _run(
     witness: RaceWitness | None,
     tally: _Tally,
     repeats: Repeats,
+    deadline: float | None,
 ) -> tuple[Ran, LaunchResult]:
     """`launch` under one schedule, without the end of it.
 
@@ -436,6 +457,7 @@ def _run(
         following=following,
         heap=heap,
         objects=objects,
+        deadline=deadline,
     )
     if profile is not None:
         profile.attach(state)

@@ -415,6 +415,9 @@ class ExactShadow(RaceShadow):
         self._each(frame, access, region, index, lanes, flags, "write")
         return self._cover(index, lanes, width)
 
+    def mark(self, index: Array, width: int, records: Array) -> None:
+        """See `RaceShadow.mark`: nothing is native here, and what was written is kept."""
+
     def waited(self, frame: Frame, access: Accessing, index: Array, lanes: Array) -> None:
         """See `RaceShadow.waited`."""
         super().waited(frame, access, index, lanes)

@@ -81,6 +81,10 @@ class Checks:
     explain: bool = True
 
 
+class OutOfTime(Exception):
+    """A launch that only helps to explain another one took too long. Nothing is wrong with it."""
+
+
 @dataclass(kw_only=True)
 class LaunchState:
     """What all CTAs of a launch have in common, whatever code they run.
@@ -98,6 +102,7 @@ class LaunchState:
         warps: of a CTA.
         order: what CTAs pass to each other.
         step_budget: most blocks of code that a warp may run, or None.
+        deadline: processor time of this process, in seconds, at which a launch that only helps to explain ends.
         steps, lane_instructions, instructions: counted so far.
         single_stores: strong stores so far that were made lane by lane, as under another schedule.
         clock: of race records; it ticks wherever accesses before and after have to be told apart.
@@ -156,6 +161,7 @@ class LaunchState:
     queue: BlockQueue | None = None
     refused: set[int] = field(default_factory=set)
     objects: Mapping[int, Bound] = field(default_factory=dict)
+    deadline: float | None = None
 
     def warn(self, error: RaceError) -> None:
         """Keep what is but a warning, one for each cause."""

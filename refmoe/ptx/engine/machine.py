@@ -13,6 +13,7 @@ that instruction, unless they did so before and came back to the same state: tha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +31,7 @@ from refmoe.ptx.engine.code import Code, View
 from refmoe.ptx.engine.copies import Copies
 from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.frame import Frame
-from refmoe.ptx.engine.lanes import LaunchState, Tracer
+from refmoe.ptx.engine.lanes import LaunchState, OutOfTime, Tracer
 from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.engine.meetings import Meetings
 from refmoe.ptx.engine.native_state import NativeState
@@ -376,7 +377,10 @@ class Machine(Runner):
 
     def tick(self, now: int) -> None:
         """See `Lanes.tick`."""
-        self.launch.clock = now
+        launch = self.launch
+        if launch.deadline is not None and time.process_time() > launch.deadline:
+            raise OutOfTime
+        launch.clock = now
         if self.clocks is not None:
             self.clocks.now = now
 

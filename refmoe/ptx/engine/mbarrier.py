@@ -2,7 +2,7 @@
 
 An object counts down the arrivals of its current phase and the bytes that transactions still owe; when both are zero
 the phase is complete, and the next one begins with the count that the object was initialised for. Its eight bytes
-are opaque: they count as uninitialised, and a store to them destroys the object.
+are opaque: they count as uninitialised, and nothing may be stored there before `mbarrier.inval`.
 
 For races, an arrival releases what its lane did and saw, and a wait that finds its phase complete acquires what the
 arrivals of that phase released. `cp.async.mbarrier.arrive` arrives for copies, so it releases these alone.
@@ -25,7 +25,7 @@ from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.mbarrier_table import OBJECT_BYTES, MbarrierTable
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.native.clocks import raise_rows
-from refmoe.ptx.state.records import CLUSTER, CTA, THREAD
+from refmoe.ptx.state.records import CLUSTER, CTA, GUARDED, THREAD
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -140,6 +140,7 @@ class Mbarriers(MbarrierTable):
         if self.machine.clocks is not None:
             self._creation[ids] = self.machine.clocks.record(lanes)
             self._published[ids] = False
+            shadow_of(shared).mark(slots * OBJECT_BYTES, OBJECT_BYTES, np.full(len(slots), GUARDED))
         shared.words(OBJECT_BYTES, of_valid=True)[slots] = 0
         self.machine.tracer.mbarrier("init", access.instruction, lanes, ids, counts)
 
@@ -185,6 +186,8 @@ class Mbarriers(MbarrierTable):
             bad = int(np.argmax(used))
             raise self.machine.misuse(access.instruction, lanes[bad], f"{self.name(self.slot[ids[bad]])} is in use")
         self.number(self.slot[ids], 0)
+        if self.machine.clocks is not None:
+            shadow_of(self.machine.shared).mark(self.slot[ids] * OBJECT_BYTES, OBJECT_BYTES, self._creation[ids])
 
     # Counting
 

@@ -13,7 +13,9 @@ from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.state.pages import untouched
+from refmoe.ptx.state.records import THREAD
 from refmoe.ptx.state.spaces import OWN_BASE
+from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
 #: Of an object; it is aligned to as many.
@@ -56,6 +58,8 @@ class MbarrierTable:
     def __init__(self, machine: Lanes) -> None:
         self.machine = machine
         self._numbers: Array = None
+        # Slots that have an object, in order.
+        self._live = np.zeros(0, np.int64)
         # The turns of a pipeline ask for the same objects by the same lanes.
         self._lookups: dict[tuple[int, int, int, int], _Lookup] = {}
         self.count = 1
@@ -109,6 +113,8 @@ class MbarrierTable:
             )
         if self._numbers is None:
             self._numbers = np.zeros(shared.data.size // OBJECT_BYTES, np.int64)
+            if shared.shadow is not None:
+                shadow_of(shared).guard = self
         found = np.zeros(len(lanes), np.int64)
         for region, which, index in access._parts(frame, address, lanes):
             if region is not shared:
@@ -156,7 +162,34 @@ class MbarrierTable:
     def number(self, slots: Array, ids: Array | int) -> None:
         """The objects in slots of shared memory are these from now on; 0 where there is none any more."""
         self._numbers[slots] = ids
+        self._live = np.union1d(self._live, slots) if np.any(ids) else np.setdiff1d(self._live, slots)
         self._lookups.clear()
+
+    # Stores over objects
+
+    def check(self, instruction: Instruction, index: Array, lanes: Array, width: int) -> None:
+        """`lanes` [n] are about to write `width` bytes each at byte `index` [n] of shared memory.
+
+        Raises:
+            MisuseError: there is an object whose initialisation comes before that.
+        """
+        first = np.searchsorted(self._live, index // OBJECT_BYTES)
+        hit = np.flatnonzero(first < np.searchsorted(self._live, (index + width - 1) // OBJECT_BYTES, "right"))
+        if not hit.size:
+            return
+        slots = self._live[first[hit]]
+        made = self._creation[self._numbers[slots]]
+        own = made & THREAD == lanes[hit] + self.machine.first_thread
+        after = own | self.machine.clocks.ordered(lanes[hit], made)
+        if after.any():
+            # Others race with the initialisation.
+            bad = int(np.argmax(after))
+            what = f"{self.name(slots[bad])} is in use, and this overwrites it; mbarrier.inval has to come before"
+            raise self.machine.misuse(instruction, lanes[hit[bad]], what)
+
+    def made(self, byte: int) -> int:
+        """See `refmoe.ptx.engine.races.Guarding`."""
+        return int(self._creation[self._numbers[byte // OBJECT_BYTES]])
 
     def place_of(self, number: int) -> tuple[int, int]:
         """(CTA, byte of its shared memory) of an object."""

@@ -34,6 +34,7 @@ from refmoe.ptx.state.records import (
     ASYNCHRONOUS,
     BULK,
     GRID,
+    GUARDED,
     LANE,
     PENDING,
     SEVERAL,
@@ -101,6 +102,16 @@ class Rewriting(Protocol):
         ...
 
 
+class Guarding(Protocol):
+    """What knows of objects in a region that nobody may overwrite, see `refmoe.ptx.engine.mbarrier_table`."""
+
+    def check(self, instruction: Instruction, index: Array, lanes: Array, width: int) -> None:
+        """`lanes` [n] are about to write `width` bytes each at byte `index` [n]."""
+
+    def made(self, byte: int) -> int:
+        """The record of the write that made the object at a byte."""
+
+
 class Previous(Protocol):
     """What knows of the grid before this one, see `refmoe.ptx.engine.previous_grid`."""
 
@@ -160,6 +171,7 @@ class RaceShadow:
     Attributes:
         witness: who takes down every access, or None.
         maps: what is asked before a write, if there are tensor maps in the region that copies go by; else None.
+        guard: what is asked before a write, once there are objects in the region that nobody may overwrite; else None.
         previous: what is asked before an access, if the grid before this one writes the region; else None.
         combined: who combines what the region has, once bulk copies do; else None.
         copied: records of writes that bulk copies made, and that count as their threads' since these waited for them.
@@ -174,6 +186,7 @@ class RaceShadow:
         self._widths: Array | None = None
         self.witness: RaceWitness | None = None
         self.maps: Rewriting | None = None
+        self.guard: Guarding | None = None
         self.previous: Previous | None = None
         self.combined: Combined | None = None
         self.copied: set[int] = set()
@@ -266,6 +279,8 @@ class RaceShadow:
             self.previous.check(frame, access.instruction, region, index, lanes)
         if self.maps is not None and does != "read":
             self.maps.check(frame, access.instruction, region, index, lanes, width)
+        if self.guard is not None and does != "read":
+            self.guard.check(access.instruction, index, lanes, width)
         if self.witness is not None:
             machine = frame.machine
             first = machine.first_cta * region.stride
@@ -286,7 +301,7 @@ class RaceShadow:
             return
         at, who = self._cover(index, lanes, access.width)
         mine = self._mine(frame, who, flags)
-        previous = self._writes[at]
+        previous = self.written(at)
         bad = self._conflicts(frame, who, previous, mine)
         if bad.size:
             self._report_granules(frame, access, region, at, who, mine, bad, previous[bad], "write-read")
@@ -363,7 +378,7 @@ class RaceShadow:
 
     def _unordered(self, frame: Frame, at: Array, who: Array, mine: Array) -> list[tuple[Array, Array, str]]:
         """Conflicts of a write: (positions, their previous records, kind of race)."""
-        previous = self._writes[at]
+        previous = self.written(at)
         bad = self._conflicts(frame, who, previous, mine)
         found = [(bad, previous[bad], "write-write")]
         previous = self._reads[:, at]
@@ -479,6 +494,20 @@ class RaceShadow:
         if bad.size:
             first = bad[0]
             self._report(frame, access, region, int(index[first]), lanes[first], records[first], "write-read")
+
+    def written(self, at: Array) -> Array:
+        """The records of the last writes of slots `at` [n], also of what is guarded."""
+        held: Array = self._writes[at]
+        guard = self.guard
+        if guard is not None:
+            for place in np.flatnonzero(held == GUARDED).tolist():
+                held[place] = guard.made(self.granules.byte(int(at[place])))
+        return held
+
+    def mark(self, index: Array, width: int, records: Array) -> None:
+        """`records` [n] take the place of those of the last writes of `width` bytes at `index` [n]."""
+        at, row = self.granules.cover(index, width)
+        self._writes[at] = records if row is None else records[row]
 
     def last_writes(self, index: Array, width: int) -> Array:
         """The record of the last write of each access at `index` [n]; 0 where nothing wrote."""

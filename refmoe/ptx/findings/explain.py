@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from refmoe.ptx.engine.lanes import Checks
+from refmoe.ptx.engine.lanes import Checks, OutOfTime
 from refmoe.ptx.engine.order.witness import RaceWitness, RacingPair
 from refmoe.ptx.errors import Index3, PtxError, RaceError
 from refmoe.ptx.findings.accesses import Accessed, kind_of
@@ -23,7 +23,7 @@ from refmoe.ptx.findings.collective import consumers
 from refmoe.ptx.findings.edits import PtxEdit, Unplaced, apply
 from refmoe.ptx.findings.finding import Finding
 from refmoe.ptx.findings.remedies import RaceSite, Relation
-from refmoe.ptx.findings.trials import Agreed, Agreeing, Ended, Outcome, Trials
+from refmoe.ptx.findings.trials import Agreed, Agreeing, Allowance, Ended, Outcome, Trials
 from refmoe.ptx.module import Module
 from refmoe.ptx.text.syntax import Function, Instruction
 
@@ -115,6 +115,7 @@ def settled(
     agreeing: Agreeing,
     seen: bool,
     steps: Callable[[], int],
+    allowance: Allowance,
 ) -> tuple[T, tuple[RaceError, ...]]:
     """Run a launch until what it found is certain.
 
@@ -126,6 +127,7 @@ def settled(
         agreeing: runs it with a change, under several schedules.
         seen: whether observers see it, who cannot see it twice.
         steps: how many it has taken so far.
+        allowance: how long changes may be tried.
 
     Returns:
         the launch that ended well, and what it warned of.
@@ -134,7 +136,7 @@ def settled(
         RaceError: with its finding, if the checks ask for that.
         PtxError: what else went wrong.
     """
-    explainer = Explainer(module, shape, attempt, agreeing, steps)
+    explainer = Explainer(module, shape, attempt, agreeing, steps, allowance)
     explains = checks.explain and _EXPLAINS.get()
     exact: frozenset[str] = frozenset()
     running, milder = module, list[RaceError]()
@@ -173,6 +175,7 @@ class Explainer:
         attempt: runs it.
         agreeing: runs it with a change, under several schedules.
         steps: how many it has taken so far.
+        allowance: how long changes may be tried.
     """
 
     def __init__(
@@ -182,10 +185,11 @@ class Explainer:
         attempt: Attempt[EndedLaunch],
         agreeing: Agreeing,
         steps: Callable[[], int],
+        allowance: Allowance,
     ) -> None:
         self._module, self._shape, self._attempt = module, shape, attempt
-        self._agreeing = agreeing
-        self._trials = Trials(self._became, agreeing, self._site, steps)
+        self._agreeing, self._allowance = agreeing, allowance
+        self._trials = Trials(self._became, agreeing, self._site, steps, allowance)
         # Collectives at which lanes meet in the module that runs.
         self._met: set[Instruction] = set()
         # Who saw a region last, which is asked for once for each race there: the module, what is kept exactly.
@@ -208,7 +212,7 @@ class Explainer:
                 return witness
         witness = RaceWitness(region)
         # Behind a race anything may go wrong.
-        with suppress(PtxError):
+        with suppress(PtxError, OutOfTime):
             self._attempt(module, exact, witness, True).take_back()
         self._last = module, exact, witness
         return witness
@@ -307,7 +311,9 @@ class Explainer:
             except (Unplaced, PtxError):
                 return None
             self._met.update(new)
-            return _milder(error, pair, found, edited.text, clean, self._agreeing(edited)), edited
+            with self._allowance.running():
+                agreed = self._agreeing(edited)
+            return _milder(error, pair, found, edited.text, clean, agreed), edited
         return None
 
 

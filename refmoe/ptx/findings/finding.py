@@ -29,7 +29,7 @@ class Finding:
         orders: whether the change orders them; else it makes both strong, and they may come in any order.
         schedules: under how many the launch with that change was run; 0 where it is too long for that.
         same: whether it left the same bytes under all of them.
-        why: why no change is known.
+        why: why no change is known, or why not all were tried.
         also: other accesses that this change orders, too: places.
     """
 
@@ -69,6 +69,8 @@ class Finding:
         if self.remedy:
             what = "what orders them" if self.orders else "what lets them come in any order"
             found.append(f"{what}: {self.remedy} ({self._outcome()})")
+            if self.why:
+                found.append(f"not all was tried: {self.why}")
         elif self.why:
             found.append(f"what orders them: not known: {self.why}")
         if self.also:

@@ -10,11 +10,14 @@ Where one change lets this race go, and another one is left in its place, the ch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, Protocol
 
+from refmoe.ptx.engine.lanes import OutOfTime
 from refmoe.ptx.errors import PtxError, RaceError
 from refmoe.ptx.findings.edits import Unplaced, apply
 from refmoe.ptx.findings.finding import Finding
@@ -31,6 +34,43 @@ _FEWEST = 8
 # How many changes are made on top of each other, of how many first ones that leave another race that is tried, and how
 # many are tried for one race and those that are left. An unrolled loop needs one and the same change at each turn.
 _DEEPEST, _BRANCHES, _ALL = 8, 2, 160
+# Seconds of this process's time that changes may be tried for the races of one launch. Threads that poll are followed
+# lane by lane, so that a launch of a second may take minutes under other schedules.
+_SECONDS = 30.0
+
+
+class Allowance:
+    """How long changes may be tried for the races of one launch.
+
+    Args:
+        seconds: of processor time, which does not depend on what else the machine does.
+
+    Attributes:
+        deadline: processor time at which trials end; None while nothing is tried.
+        cut: whether something was left out for want of time.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.seconds = _SECONDS if seconds is None else seconds
+        self.deadline: float | None = None
+        self.cut = False
+
+    def ends(self) -> bool:
+        """Whether there is no time left, so that something is left out."""
+        late = self.seconds <= 0 or (self.deadline is not None and time.process_time() >= self.deadline)
+        self.cut = self.cut or late
+        return late
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """What runs in the block uses it up."""
+        begin = time.process_time()
+        self.deadline = begin + self.seconds
+        try:
+            yield
+        finally:
+            self.seconds -= time.process_time() - begin
+            self.deadline = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +140,7 @@ class Trials:
         agreeing: runs it under several schedules.
         site: the code of a race of a module, or None.
         steps: how many the launch has taken so far.
+        allowance: how long changes may be tried.
     """
 
     def __init__(
@@ -108,8 +149,10 @@ class Trials:
         agreeing: Agreeing,
         site: Callable[[RaceError, Module], RaceSite | None],
         steps: Callable[[], int],
+        allowance: Allowance,
     ) -> None:
         self._run, self._agreeing, self._site, self._steps = run, agreeing, site, steps
+        self._allowance = allowance
         # What became of edited texts, and the changes that made a launch clean, with the lines that still race.
         self._modules: dict[str, Module] = {}
         self._outcomes: dict[str, Outcome] = {}
@@ -125,13 +168,15 @@ class Trials:
             remedy = next((each for each in remedies(race) if each.orders), None)
             return found if remedy is None else replace(found, remedy=remedy.words, missing=remedy.missing)
         self._loose: Remedy | None = None
-        change = self._best(race, module, 0)
+        with self._allowance.running():
+            change = self._best(race, module, 0)
+        late = self._late() if self._allowance.cut else ""
         if change is None:
-            return replace(found, why=self._why(race))
+            return replace(found, why=late or self._why(race))
         return replace(
             found, missing=change.remedy.missing, remedy=change.remedy.words, tried=True, clean=change.clean,
             edited=change.text, section=change.remedy.section, orders=change.remedy.passes_on,
-            schedules=change.agreed.schedules, same=change.agreed.same,
+            schedules=change.agreed.schedules, same=change.agreed.same, why=late,
         )  # fmt: skip
 
     def orders_too(self, error: RaceError, edited: str | None) -> bool:
@@ -141,6 +186,11 @@ class Trials:
     def _most(self, race: RaceSite) -> int:
         """How many changes are tried at most."""
         return min(_TRIALS, _COMPILED // max(len(race.body), 1)) if self._steps() <= _TRIED else 0
+
+    def _late(self) -> str:
+        """Why no more was tried."""
+        tried = f"{self._count} change{'' if self._count == 1 else 's'}"
+        return f"the search ended after {tried}, because it took longer than {_SECONDS:g} seconds"
 
     def _why(self, race: RaceSite) -> str:
         """Why no change is known."""
@@ -170,7 +220,7 @@ class Trials:
         # What left this race is as good a guess for it.
         candidates.sort(key=lambda each: _texts(each) != like)
         for remedy in candidates:
-            if self._count >= _ALL:
+            if self._count >= _ALL or self._allowance.ends():
                 break
             if depth == 0 and (known := self._known(remedy, race)) is not None:
                 return known
@@ -192,7 +242,7 @@ class Trials:
                 self._loose = self._loose or remedy
         if depth + 1 < _DEEPEST:
             for change, left in another[: 1 if depth else _BRANCHES]:
-                if not _is_related(left, race):
+                if not _is_related(left, race) or self._allowance.ends():
                     continue
                 inner = self._edited(change.text, module)
                 site = self._site(left, inner)
@@ -224,7 +274,11 @@ class Trials:
         except Unplaced:
             return "not", "", None
         if text not in self._outcomes:
-            self._outcomes[text] = self._outcome(text, module)
+            try:
+                self._outcomes[text] = self._outcome(text, module)
+            except OutOfTime:
+                self._allowance.cut = True
+                return "not", "", None
         outcome = self._outcomes[text]
         if outcome is None:
             return "not", "", None

@@ -32,6 +32,9 @@ WEAK: np.int64 = np.int64(0)
 AGENTS = 32
 # The step of a bulk copy that has not landed: nothing is ordered after it. Steps are below.
 PENDING = 1 << 29
+# In the place of the last write of bytes that nobody may write: nothing is ordered after it, so that native code leaves
+# each access of them to Python.
+GUARDED: np.int64 = np.int64(PENDING << STEP_SHIFT) | ASYNCHRONOUS
 
 #: Of a page whose records nobody knows the last step of. No lane knows anything up to it.
 UNKNOWN_STEP = 1 << 62

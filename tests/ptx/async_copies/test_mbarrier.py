@@ -422,7 +422,7 @@ def test_a_group_that_a_barrier_has_landed_may_still_be_waited_for() -> None:
         ("@!%p9 mbarrier.arrive.noComplete.shared.b64 %d5, [bar], 3;", 3, "may not complete the phase"),
         ("@!%p9 mbarrier.expect_tx.shared.b64 [bar], 1048576;", 3, "a transaction count of 1048576"),
         ("mbarrier.test_wait.parity.shared.b64 %p1, [bar], 2;", 1, "a parity of 2"),
-        ("@!%p9 st.shared.u64 [bar], %d1; @!%p9 mbarrier.arrive.shared.b64 _, [bar];", 1, "overwritten by a store"),
+        ("@!%p9 st.shared.u64 [bar], %d1; @!%p9 mbarrier.arrive.shared.b64 _, [bar];", 1, "this overwrites it"),
         ("@!%p9 mbarrier.inval.shared.b64 [bar]; @!%p9 mbarrier.arrive.shared.b64 _, [bar];", 1, "not initialised"),
         ("mov.u64 %d6, %d1; mbarrier.arrive.b64 %d5, [%d6];", 1, "not in shared memory"),
     ],

@@ -46,6 +46,16 @@ def test_what_is_counted_is_of_the_first_schedule() -> None:
     assert (one.instructions, one.lane_instructions) == (several.instructions, several.lane_instructions)
 
 
+def test_a_difference_tells_what_was_warned_of() -> None:
+    body = f"st.global.u32 [%d1+4], 7; {SLOTS}"
+    out, count = np.zeros(128, np.uint32), np.array([0, 7], np.uint32)
+    with pytest.raises(ptx.ScheduleError) as caught:
+        launch(body, out, count, schedules=4, checks=ptx.Checks(explain=False))
+    line = next(number for number, each in enumerate(text(body).splitlines(), 1) if "[%d1+4]" in each)
+    assert str(caught.value).endswith(f"; warnings, which may be the cause: write-write, same value, at line {line}")
+    assert (caught.value.count, caught.value.schedules) == (128, (0, 1))
+
+
 def test_a_difference_says_where_who_and_how_to_see_it_again() -> None:
     out, count = np.zeros(128, np.uint32), np.zeros(1, np.uint32)
     with pytest.raises(ptx.ScheduleError) as caught:

@@ -302,7 +302,7 @@ def _refuse_read(
     `fenced(lanes, records)` says where there is one. Returns (the reads' slots, the lane of each).
     """
     at, who = shadow._cover(index, lanes, access.width)
-    previous = shadow._writes[at]
+    previous = shadow.written(at)
     mine = shadow._mine(frame, who, np.int64(0))
     bad = shadow._conflicts(frame, who, previous, mine)
     if bad.size:
@@ -328,7 +328,7 @@ def refuse_unfenced(
     base causality order), be the copy a read of what was written or a write over it. Where `cp.async` brought what a
     product reads, CUTLASS and Triton go without the fence: it is but a warning.
     """
-    previous = shadow._writes[at]
+    previous = shadow.written(at)
     plain = (previous != 0) & (previous & (BULK | ASYNCHRONOUS) == 0) & ~_copied(shadow, frame, previous, who, flags)
     at, who, previous = at[plain], who[plain], previous[plain]
     bad = np.flatnonzero(~fenced(who, previous))

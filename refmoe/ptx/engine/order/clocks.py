@@ -469,6 +469,12 @@ class Clocks:
 
     def is_known(self, number: int, record: int) -> bool:
         """Whether a row of the pool, about the cluster of a record, has reached it."""
+        if not record & (_AGENTS | _SEVERAL):
+            # Polls ask this for each store that they might read, and arrays of one element take ten times as long.
+            known, thread, step = self.pool.rows[number], record & _THREAD, record >> STEP_SHIFT
+            if known[(thread >> 5) % self.warps] >= step:
+                return True
+            return self.by_lane and bool(known[self.column_of(thread)] >= step)
         nobody = np.array([-1])
         return bool(self._in_rows(self.pool.rows, np.array([number]), np.array([record]), nobody)[0])
 
