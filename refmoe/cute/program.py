@@ -90,10 +90,10 @@ class Program:
         try:
             bound = execution.signature.bind(*arguments, **keywords)
         except TypeError as error:
-            needed = ", ".join(self._known)
+            taken = ", ".join(self._known)
             if len(arguments) > len(self._known):
-                needed += ": what is compiled in, as a cutlass.Constexpr is, is no argument of a launch"
-            raise ArgumentError("arguments", str(error), needed) from error
+                taken += ": what is compiled in, as a cutlass.Constexpr is, is no argument of a launch"
+            raise ArgumentError("arguments", str(error), taken) from error
         bound.apply_defaults()
         lowered = iter(self._host.parameter_types)
         packed = [_packed(name, bound.arguments[name], known, lowered, memory) for name, known in self._known.items()]
