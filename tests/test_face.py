@@ -231,6 +231,26 @@ def test_run_ptx_on_plain_arrays() -> None:
     assert numbers.tolist() == [0, 2, 3, 3]
 
 
+def test_run_ptx_takes_a_part_of_a_name() -> None:
+    text = (PTX + RESET).replace("bump", "_ZN4vllm15rms_norm_kernelI6__halfEEvPT_")
+    text += text[text.index(".visible") :].replace("6__half", "f").replace("reset", "reset2")
+    numbers = np.arange(4, dtype=np.uint32)
+    refmoe.run_ptx(text, "rms_norm*half", args=[numbers, 3])
+    assert numbers.tolist() == [1, 2, 3, 3]
+    refmoe.run_ptx(text, "reset", grid=1, block=1, args=[numbers])  # a whole name, though a part of another
+    assert numbers[0] == 0
+    with pytest.raises(ArgumentMismatch, match=r"'rms_norm' is a part of the entries _ZN4vllm15.*; name one"):
+        refmoe.run_ptx(text, "rms_norm", args=[numbers, 3])
+    with pytest.raises(ArgumentMismatch, match=r"no entry 'rms.norm'"):
+        refmoe.run_ptx(text, "rms.norm", args=[numbers, 3])
+
+
+def test_a_message_names_some_of_many_entries() -> None:
+    text = PTX + "".join(RESET.replace("reset", f"reset{number}") for number in range(10))
+    with pytest.raises(ArgumentMismatch, match=r"bump, reset0, .*reset6, and 3 more; name one"):
+        refmoe.run_ptx(text, args=[])
+
+
 def test_run_ptx_refuses_what_does_not_fit_and_leaves_arrays_alone_after_a_fault() -> None:
     numbers = np.arange(4, dtype=np.uint32)
     with pytest.raises(ArgumentMismatch, match="has the entries bump, reset; name one"):

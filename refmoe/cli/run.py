@@ -58,7 +58,9 @@ def run(
     entry: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="The kernel's name or an unambiguous part of it; not needed if the file has only one."
+            metavar="NAME",
+            help="The kernel's name or an unambiguous part of it, in which * stands for anything; "
+            "not needed if the file has only one.",
         ),
     ] = None,
     grid: Annotated[str, typer.Option(metavar="X[,Y[,Z]]", help="Number of blocks.")] = "1",
@@ -146,7 +148,8 @@ def run(
     try:
         module = Module.parse(text, name=kernel.name)
         if list_entries:
-            signatures = [_signature(module.function(name)) for name in module.entries]
+            # Bodies are not read for it: those of a large file take many seconds.
+            signatures = [_signature(module.declared[name]) for name in module.entries]
     except ParseError as error:
         _fault(document, error, text, report=report, as_json=as_json)
     if list_entries:
@@ -269,13 +272,12 @@ def _chosen_blocks(texts: Sequence[str], grid: tuple[int, int, int]) -> list[tup
 
 def _choose(module: Module, wanted: str | None) -> str:
     """The entry of a name, of a part of one, or the only one."""
-    names = module.entries
-    fitting = [name for name in names if wanted is None or wanted in name]
-    if wanted in names:
-        return str(wanted)
+    from refmoe.ptx.running import some_of
+
+    fitting = module.entries if wanted is None else module.fitting(wanted)
     if len(fitting) == 1:
         return fitting[0]
-    needed = f"one of {', '.join(names)}" if names else "a module with a kernel"
+    needed = f"one of {some_of(fitting or module.entries)}" if module.entries else "a module with a kernel"
     raise ArgumentError("--entry", "nothing" if wanted is None else repr(wanted), needed)
 
 

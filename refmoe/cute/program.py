@@ -90,7 +90,10 @@ class Program:
         try:
             bound = execution.signature.bind(*arguments, **keywords)
         except TypeError as error:
-            raise ArgumentError("arguments", str(error), f"{', '.join(self._known)}") from error
+            taken = ", ".join(self._known)
+            if len(arguments) > len(self._known):
+                taken += ": what is compiled in, as a cutlass.Constexpr is, is no argument of a launch"
+            raise ArgumentError("arguments", str(error), taken) from error
         bound.apply_defaults()
         lowered = iter(self._host.parameter_types)
         packed = [_packed(name, bound.arguments[name], known, lowered, memory) for name, known in self._known.items()]
@@ -190,7 +193,11 @@ def compile(
             with _asked_of(CHIPS[arch]):
                 compiled = cute.compile(function, *args, options=flags, **named)
         except Exception as error:
-            raise CompileError(f"CuTe DSL refuses {getattr(function, '__name__', function)}: {error}") from error
+            said = f"CuTe DSL refuses {getattr(function, '__name__', function)}: {error}"
+            if "dynamic layout" in str(error).lower():
+                # The package's own from_dlpack makes static ones.
+                said += "; sizes are dynamic by default, and refmoe.cute.tensor(array, static=(0, 1)) compiles those in"
+            raise CompileError(said) from error
         ptx = [path.read_text() for path in sorted(Path(folder).glob("*.ptx"))]
         cubins = [path.read_bytes() for path in sorted(Path(folder).glob("*.cubin"))]
     if (len(ptx), len(cubins)) != (1, 1):

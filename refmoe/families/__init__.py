@@ -61,6 +61,9 @@ def family_called(name: str) -> Family:
     # An operation has the name of its one source.
     found = [family for family in FAMILIES.values() if family.sources == (name,)]
     found = found or [family for each, family in FAMILIES.items() if name in each]
+    if not found:
+        needed = f"{one_of(FAMILIES)}; a kernel of no family is compared by refmoe.testing.assert_bit_exact"
+        raise ArgumentError("family", describe(name), needed)
     if len(found) != 1:
         raise ArgumentError("family", describe(name), one_of(FAMILIES))
     return found[0]

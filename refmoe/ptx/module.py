@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -61,6 +62,16 @@ class Module:
     def entries(self) -> tuple[str, ...]:
         """Names of the kernels."""
         return tuple(name for name, function in self._parsed.declared.items() if function.is_entry)
+
+    def fitting(self, wanted: str) -> tuple[str, ...]:
+        """Names of the kernels that a name stands for: the one of that name, or all that have it as a part.
+
+        `*` stands for anything, so that a C++ kernel is found by pieces of its mangled name: `"rms_norm*Half"`.
+        """
+        if wanted in self.entries:
+            return (wanted,)
+        parts = re.compile(".*".join(map(re.escape, wanted.split("*"))))
+        return tuple(name for name in self.entries if parts.search(name))
 
     @property
     def variables(self) -> dict[str, Variable]:

@@ -23,6 +23,8 @@ from refmoe.ptx.schedule import Schedule
 
 # What every PTX module has at least one of.
 _PTX = re.compile(r"\.(version|target|entry|func)\b")
+# Names of entries in one message.
+_SHOWN = 8
 # One line that names a file: with a folder, or with a suffix.
 _PATH = re.compile(r"[^\n]*(/|\.\w+)[^\n]*")
 
@@ -86,7 +88,8 @@ def run_ptx(
 
     Args:
         text: a PTX module; or a `refmoe.ptx.Module`, which is parsed and compiled once for many calls.
-        entry: the kernel's name; not needed if the module has only one.
+        entry: the kernel's name or an unambiguous part of it, in which `*` stands for anything: `"rms_norm*Half"`. Not
+            needed if the module has only one.
         grid: blocks, x or (x, y, z).
         block: threads of a block, x or (x, y, z); what the kernel's .reqntid says if left out.
         args: one for each parameter. A pointer takes a C-contiguous NumPy array, which holds the results afterwards; a
@@ -121,10 +124,7 @@ def run_ptx(
         PtxError: what went wrong in it. The arrays are then as they were.
     """
     module = text if isinstance(text, Module) else _parsed(text)
-    if entry is None:
-        if len(module.entries) != 1:
-            raise ArgumentMismatch(f"{module.name} has the entries {', '.join(module.entries) or 'none'}; name one")
-        (entry,) = module.entries
+    entry = _entry(module, entry)
     threads = module.function(entry).directives.get("reqntid") if block is None else block
     if not threads:
         raise ArgumentMismatch(f"no block was given, and {entry} has no .reqntid")
@@ -164,6 +164,24 @@ def run_ptx(
             held = memory.read(memory.variable(module, names[wanted]), value.nbytes)
             value[...] = held.view(value.dtype).reshape(value.shape)
     return result
+
+
+def _entry(module: Module, wanted: str | None) -> str:
+    """The entry of a name, of a part of one, or the only one."""
+    fitting = module.entries if wanted is None else module.fitting(wanted)
+    if len(fitting) == 1:
+        return fitting[0]
+    if wanted is None:
+        raise ArgumentMismatch(f"{module.name} has the entries {some_of(fitting)}; name one")
+    if fitting:
+        raise ArgumentMismatch(f"{wanted!r} is a part of the entries {some_of(fitting)} of {module.name}; name one")
+    raise ArgumentMismatch(f"{module.name} has no entry {wanted!r}; it has {some_of(module.entries)}")
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Names for a message: C++ names are long, and a file may have hundreds."""
+    shown = ", ".join(names[:_SHOWN]) or "none"
+    return shown + (f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _sizes(value: int | Sequence[int]) -> tuple[int, ...]:

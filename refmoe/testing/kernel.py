@@ -353,7 +353,10 @@ class UserKernel(Kernel):
         if name == "scales" and array.size == bits.size:
             array = array.reshape(bits.shape)  # a buffer in a layout: its axes mean nothing
         if array.shape != bits.shape:
-            raise Malformed(name, f"the shapes differ: kernel {list(array.shape)} reference {list(bits.shape)}")
+            said = f"the shapes differ: kernel {list(array.shape)} reference {list(bits.shape)}"
+            if any(array.shape == other.shape for other in expected.outputs.values()):
+                said += f"; outputs are returned in the order {', '.join(self.outputs)}"
+            raise Malformed(name, said)
         return as_patterns(array).view(bits.dtype)
 
     def leaves_out(self, output: str) -> bool:

@@ -135,7 +135,10 @@ def test_list() -> None:
 
 def test_standard_input_and_broken_text() -> None:
     assert run("-", "--list", input=TEXT).exit_code == 0
-    found = run("-", "--list", input=TEXT.replace("ret;\n}", "ret\n}"))
+    # A list needs no bodies, which take long to read.
+    broken = TEXT.replace("ret;\n}", "ret\n}")
+    assert run("-", "--list", input=broken).exit_code == 0
+    found = run("-", *SAXPY, "--args", "f32:2 in:x.npy inout:y.npy u32:50", input=broken)
     assert found.exit_code == 1
     assert "ParseError: -:" in found.output
     unknown = run("-", *SAXPY, "--args", "f32:2 in:x.npy inout:y.npy u32:50", input=TEXT.replace("mul.f32", "mul.f31"))

@@ -282,6 +282,17 @@ def test_what_cannot_be_compiled_says_why() -> None:
         refmoe.cute.compile(kernels.refused, x)
 
 
+def test_a_layout_that_has_to_be_static_is_asked_for() -> None:
+    x = numbers(2, 4)
+    with pytest.raises(refmoe.cute.CompileError, match=r"sizes are dynamic by default.*static=\(0, 1\)"):
+        refmoe.cute.compile(kernels.loads_whole, 1, x)
+    program = refmoe.cute.compile(kernels.loads_whole, 1, refmoe.cute.tensor(x, static=(0, 1)))
+    with pytest.raises(ArgumentError, match=r"needed x: what is compiled in.* is no argument of a launch"):
+        program.launch(1, x)
+    program.launch(x)
+    assert x.tolist() == (numbers(2, 4) + 1).tolist()
+
+
 def test_another_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package, "version", lambda name: "4.2.0")
     with pytest.raises(refmoe.cute.CuteMissing, match=r"nvidia-cutlass-dsl is 4\.2\.0; refmoe runs kernels of 4\.8\.1"):

@@ -106,3 +106,14 @@ def nothing(x: cute.Tensor):
 def refused(x: cute.Tensor):
     cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), x.element_type, num_bits_per_copy=3)
     scale_kernel(x, x, Float32(1.0)).launch(grid=[1, 1, 1], block=[THREADS, 1, 1])
+
+
+@cute.kernel
+def loads_whole_kernel(x: cute.Tensor):
+    x.store(x.load() + 1.0)
+
+
+@cute.jit
+def loads_whole(times: cutlass.Constexpr, x: cute.Tensor):
+    """Loads a tensor as one value, whose layout has to be static."""
+    loads_whole_kernel(x).launch(grid=[times, 1, 1], block=[1, 1, 1])

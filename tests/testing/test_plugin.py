@@ -151,6 +151,10 @@ def test_what_a_kernel_calls_and_the_files_that_it_names_are_in_its_hash(pyteste
         ),
         ("codes = codes[:, :-32]", ["*codes: the shapes differ: kernel [[]5, 2848[]] reference [[]5, 2880[]]"]),
         ("scales = np.roll(made.scales, 1)", ["*scales: the shapes differ: kernel [[]5, 90[]] reference [[]11776[]]"]),
+        (
+            "codes, scales = scales, codes",
+            ["*codes: the shapes differ: *; outputs are returned in the order codes, scales"],
+        ),
         ("codes = np.float32(3)", ["*codes: the element types differ: kernel float32; the contract has *uint8"]),
         ("return codes", ["*ArgumentError: kernel: found ndarray returned; needed codes, scales: a tuple*"]),
         ("scales = None", ["*ArgumentError: scales: found NoneType None; needed an array*"]),
@@ -409,6 +413,7 @@ def test_the_reference_passes_its_contract_and_with_one_bit_changed_fails_it(fam
     [
         ("gemm2", {}, lambda x: x, "family: found str 'gemm2'; needed one of mxfp8_quantize"),
         ("o", {}, lambda x: x, "family: found str 'o'; needed one of mxfp8_quantize"),
+        ("rmsnorm", {}, lambda x: x, "family: found str 'rmsnorm'.*; a kernel of no family .*assert_bit_exact"),
         ("mxfp8_quantize", {"mode": "up"}, lambda x: x, "^mode: found str 'up/exact'; needed MODE"),
         ("mxfp8_quantize", {"edge": "none"}, lambda x: x, "^edge: found str 'rceil/none'"),
         (

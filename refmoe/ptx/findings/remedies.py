@@ -101,11 +101,19 @@ class RaceSite:
         return [each for each in self.body if isinstance(each, Instruction)]
 
     @property
+    def twins(self) -> bool:
+        """Whether several lanes issue one bulk copy, each the very same."""
+        first = "" if self.earlier is None else self.earlier.opcode
+        return self.error.warning == "same value" and first.startswith(_BULK)
+
+    @property
     def default(self) -> tuple[str, str]:
         """(what is missing, section) as long as nothing better is known."""
         kind, relation = self.error.kind, self.relation
         if kind in _KINDS:
             return _KINDS[kind]
+        if self.twins:
+            return "the choice of one lane: each of several issues this copy", "the-same-value"
         if self.error.warning == "same value":
             return _MISSING[relation], "the-same-value"
         first = "" if self.earlier is None else self.earlier.opcode

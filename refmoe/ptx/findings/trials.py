@@ -164,6 +164,9 @@ class Trials:
     def remedied(self, found: Finding, race: RaceSite, module: Module) -> Finding:
         """A finding with the change that orders its race, or with why none is known."""
         self._count = 0
+        if race.twins:
+            # No order is missing where one copy would do.
+            return replace(found, remedy="elect.sync before it, and a branch that only the elected lane takes")
         if not self._most(race):
             remedy = next((each for each in remedies(race) if each.orders), None)
             return found if remedy is None else replace(found, remedy=remedy.words, missing=remedy.missing)

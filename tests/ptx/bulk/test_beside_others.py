@@ -248,3 +248,29 @@ def test_counts_beside_copies_out_of_the_same_buffer(fence: str, right: bool) ->
         assert launch(body, grid=4, schedules=4)[0][0] == 9
     else:
         refused(body, "race", grid=4)
+
+
+FILL = f"st.shared.u32 [%r5], %r1; {GENERIC} bar.sync 0;"
+
+
+def test_lanes_that_all_store_the_same_tile_are_warned_of() -> None:
+    """As a warp does that elects nobody: whichever copy comes last, the bytes are the same."""
+    buffers = [np.zeros(128, np.uint32) for _ in range(3)]
+    text = TEXT.format(body=FILL + store("%d0", "") + DONE)
+    result = refmoe.run_ptx(text, block=32, args=buffers)
+    assert buffers[0][:32].tolist() == list(range(32))
+    (warning,) = result.warnings
+    assert warning.warning == "same value"
+    with pytest.raises(ptx.RaceError, match="both write the same bytes"):
+        refmoe.run_ptx(text, block=32, args=buffers, checks=ptx.Checks(strict=True))
+
+
+@pytest.mark.parametrize(
+    "apart",
+    [
+        "and.b32 %r6, %r1, 1; mad.lo.u32 %r4, %r6, 16, %r4;",  # from other bytes
+        "@%p1 add.u64 %d0, %d0, 64;",  # to other places, which overlap
+    ],
+)
+def test_lanes_that_store_other_bytes_race(apart: str) -> None:
+    refused(FILL + apart + store("%d0", "") + DONE, "write-write race")

@@ -141,6 +141,14 @@ class BulkStores:
     written: bool = False
     reduction: Reduction | None = None
 
+    def firsts(self) -> Array:
+        """Bool [n]: off where an earlier lane stores the very same bytes of shared memory to the same places."""
+        inside = np.ones(self.cut.index.shape, bool) if self.cut.inside is None else self.cut.inside
+        rows = np.column_stack([self.source, np.where(inside, self.cut.index, -1).reshape(len(self.source), -1)])
+        first = np.zeros(len(rows), bool)
+        first[np.unique(rows, axis=0, return_index=True)[1]] = True
+        return first
+
     def some(self, which: Array) -> BulkStores:
         """The stores at which bool [n] is on."""
         return replace(
@@ -359,7 +367,14 @@ class Bulk:
             region = flight.cut.region
             if region is not None and region.shadow is not None:
                 strength = _strength(flight.reduction)
-                races.global_write(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes), strength)
+                many = strength == WEAK and flight.lanes.size > 1
+                first = flight.firsts() if many else np.ones(flight.lanes.size, bool)
+                alone = flight if first.all() else flight.some(first)
+                index, who = alone.cut.chosen(alone.lanes)
+                races.global_write(frame, flight.cut.access, region, index, who, strength)
+                if alone is not flight:
+                    twins = flight.some(~first)
+                    races.warn_of_twins(frame, flight.cut.access, region, twins.cut.chosen(twins.lanes), index, who)
         if flight.reduction is not None and flight.cut.region is not None and flight.cut.region.valid is not None:
             # What is there is one of the operands.
             flight.cut.access._check_valid(frame, flight.cut.region, *flight.cut.chosen(flight.lanes))

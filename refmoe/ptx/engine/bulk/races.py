@@ -451,6 +451,28 @@ def global_write(
         shadow._report_granules(frame, access, region, at, who, pending, lost, found[lost], "write-write")
 
 
+def warn_of_twins(
+    frame: Frame, access: Accessing, region: Region, twins: tuple[Array, Array], index: Array, lanes: Array
+) -> None:
+    """Copies that write what those of `lanes` [n] write at `index` [n], from the same bytes and by one instruction.
+
+    Args:
+        frame: where they are.
+        access: of one word.
+        region: where they write.
+        twins: (byte index, lane) of each of their words.
+        index: bytes of the words of the other copies.
+        lanes: theirs.
+    """
+    places, who = twins
+    if not places.size:
+        return
+    place = int(places[0])
+    other = lanes[np.flatnonzero(index == place)[:1]]
+    mine, held = pending_records(frame, np.array([who[0], *other])).tolist()
+    shadow_of(region)._report(frame, access, region, place, who[0], held, "write-write", "same value", mine)
+
+
 def _combine(frame: Frame, shadow: RaceShadow, at: Array, who: Array, pending: Array) -> None:
     """Copies of `who` [n] will combine what they bring with what is at slots `at` [n], as others may."""
     if shadow.combined is None:
