@@ -133,6 +133,55 @@ def _ties(draw: Draw, rows: int, width: int) -> Pair:
     return np.full((rows, width), 64.0), np.ldexp(ups, exponent - 6)
 
 
+#: Gates whose sigmoid has other bits if a constant of the exponential has another last bit, some for each constant but
+#: the last digits of ln 2, with which none changed.
+_EXPONENTS = (
+    *(-28.765607833862305, -29.45875358581543, -31.538196563720703, -27.379314422607422, -28.07246208190918),
+    *(-30.845050811767578, -21.13467025756836, -26.679847717285156, -18.36208152770996, -5.213047981262207),
+    *(-1.059443712234497, -0.9763060212135315, -2.4954018592834473, -1.0400525331497192, -1.6960896253585815),
+    *(-0.3615042269229889, -1.0348769426345825, -0.9448232650756836, -1.215644359588623, -0.31041213870048523),
+    *(-1.8837933540344238, -1.772611141204834, -2.375490427017212, -0.38213640451431274, -0.2055429071187973),
+)
+
+
+def _exponents(draw: Draw, rows: int, width: int) -> Pair:
+    """Each tile's largest result is a gate of `_EXPONENTS` times a power of two, so that its last bit is the scale's.
+
+    In the first of them it is an ulp above 448, so that the scale is an ulp above a power of two.
+    """
+    listed = np.array((64.0, *_EXPONENTS), np.float32).astype(np.float64)
+    results = np.abs(listed) / (1 + np.exp(-listed))
+    factors = np.ldexp(1.0, 7 - np.frexp(results)[1])
+    factors[0] = np.nextafter(np.float32(7), np.float32(8))
+    gates, ups = np.ones((rows, width)), draw.normal((rows, width))
+    tiles = _tiles(rows, width).reshape(-1)
+    places = tiles * TILE + draw.integers(TILE, tiles.shape)
+    for values, sides in ((gates, listed), (ups, factors)):
+        values.reshape(-1)[places] = sides[tiles % listed.size]
+    return gates, ups
+
+
+def _near_ties(draw: Draw, rows: int, width: int) -> Pair:
+    """Scales that are no powers of two, and results whose product with the reciprocal is near the middle of two codes.
+
+    Rounded to nearest it is the middle itself, and another rounding gives one of its neighbours.
+    """
+    amax = (448 * (1 + draw.integers(1 << 23, (rows, width // TILE)) / (1 << 23))).astype(np.float32)
+    inverse = _by_tile(1 / (amax / np.float32(448)))
+    eighths = 8 + draw.integers(8, (rows, width))  # a code's significand 1 to 1.875
+    middle = np.ldexp(eighths * 2 + 1.0, draw.integers(8, (rows, width)) - 4)
+    nearest = (middle / inverse).astype(np.float32)
+    near = np.stack([nearest.view(np.int32) + ulps for ulps in (0, -2, -1, 1, 2)]).astype(np.int32).view(np.float32)
+    products = near.astype(np.float64) * inverse  # exact
+    beside = (products.astype(np.float32) == middle) & (products != middle)
+    results = np.take_along_axis(near, beside.argmax(axis=0)[None], axis=0)[0].astype(np.float64)
+    results[:, ::TILE] = amax
+    exponent = _by_tile(draw.integers(20, (rows, width // TILE)) - 8)
+    results *= np.where(draw.integers(2, (rows, width)) == 0, 1, -1)
+    # A gate of 64 has a sigmoid of 1, so a result is 64 times its up.
+    return np.full((rows, width), 64.0), np.ldexp(results, exponent - 6)
+
+
 _MOSTLY = Limits(zeros=0.95, saturated=0.9, nans=0.95, scales=1)
 
 _FILLS = Fill.by_name(
@@ -160,7 +209,17 @@ _FILLS = Fill.by_name(
     Fill("zeros", "the sign of zero lost, a scale of 0 divided by", _zeros, Limits(zeros=0.95, scales=1)),
     Fill("ties", "round toward zero, half away, one rounding more", _ties, lack=_lacks_fp32),
     Fill("specials", "NaN dropped, Inf clamped", _specials, _MOSTLY),
+    Fill(
+        "exponents",
+        "a constant of the exponential with another last bit, a scale rounded up too late",
+        _exponents,
+        Limits(zeros=0.3, reason="each tile has one result far above the others"),
+        _lacks_fp32,
+    ),
+    Fill("near-ties", "a code rounded from a product that was rounded another way", _near_ties, lack=_lacks_fp32),
 )
+#: Fills of FP32 numbers all of whose bits are chosen.
+_OF_FP32 = ("ties", "exponents", "near-ties")
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
@@ -228,8 +287,8 @@ def _inputs(case: Case) -> Inputs:
 
 
 def _with_low_bits(case: Case, values: NDArray[np.float64], bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """FP32 with all of its bits; of `ties` the values as they are."""
-    if case.fill == "ties":
+    """FP32 with all of its bits; of `_OF_FP32` the values as they are."""
+    if case.fill in _OF_FP32:
         return values.astype(np.float32).view(np.uint32)
     ordinary = ((bits & 0x7F800000) < 0x7F800000) & (bits & 0x7FFFFFFF > 0)
     low = Draw("gates-low", case.fill, case.seed).integers(1 << 16, bits.shape).astype(np.uint32)
@@ -309,7 +368,7 @@ def _quick() -> Iterator[Case]:
     yield _case("fingerprint", 8, 2048, 256, dtype="f32", layout="mn_major")
     number = 0
     for fill in _FILLS:
-        for dtype in ("f32",) if fill == "ties" else ("bf16", "f32"):
+        for dtype in ("f32",) if fill in _OF_FP32 else ("bf16", "f32"):
             policy, scales = list(_variants(fill))[number % len(list(_variants(fill)))]
             number += 1
             layout = LAYOUTS[number // 2 % 2]
@@ -326,7 +385,7 @@ def _default() -> Iterator[Case]:
     for fill in _FILLS:
         for policy, scales in _variants(fill):
             number += 1
-            dtype = "f32" if fill == "ties" else ("bf16", "f32")[number % 2]
+            dtype = "f32" if fill in _OF_FP32 else ("bf16", "f32")[number % 2]
             rows, layout = ("contiguous", "masked")[number // 2 % 2], LAYOUTS[number % 3 % 2]
             yield _case(fill, 6, 640, 5, dtype=dtype, policy=policy, scales=scales, rows=rows, layout=layout)
     for m in (1, 8, 64):  # DeepSeek-V3's experts, and a rank's slice of them
@@ -344,7 +403,7 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 0, 2048, 8, rows="masked")
     # Each entry has machine code of its own: each meets every fill.
     for fill, dtype in product(_FILLS, ("bf16", "f32")):
-        for policy, scales in _variants(fill) if (fill, dtype) != ("ties", "bf16") else ():
+        for policy, scales in _variants(fill) if fill not in _OF_FP32 or dtype == "f32" else ():
             yield _case(fill, 17, 384, 3, dtype=dtype, policy=policy, scales=scales)
     yield _case("gaussian", 5, 128, 3, first_expert=3, ranks=2, poison=0)  # the fill's default
     yield _case("gaussian", 6, 128, 3, rows="masked", poison=0)
@@ -352,7 +411,7 @@ def _default() -> Iterator[Case]:
 
 def _full() -> Iterator[Case]:
     for seed, fill, dtype in product((1, 2, 3), _FILLS, ("bf16", "f32")):
-        if fill == "ties" and dtype == "bf16":
+        if fill in _OF_FP32 and dtype == "bf16":
             continue
         for policy, scales in _variants(fill):
             for rows, layout in product(("contiguous", "masked"), LAYOUTS):

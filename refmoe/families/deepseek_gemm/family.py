@@ -432,6 +432,9 @@ def _default() -> Iterator[Case]:
     yield _case("near", _LOOPING, rows=_LOOPING_ROWS, **wgmma)
     yield _case("near", _LOOPING, rows=_LOOPING_ROWS, tile_m=128, **wgmma)
     yield _case("near", dataclasses.replace(_LOOPING, m=17), rows="1", tile_m=128, ctas=2, **wgmma)
+    for tile_m in (64, 128):  # a row less than a tensor copy stores, and behind it rows of no expert
+        shape = Shape(2 * tile_m + 3, 128, n=128, e=2)
+        yield _case("near", shape, rows=f"{tile_m}-{tile_m - 1}", tile_m=tile_m, **wgmma)
     # Pairs on an odd number of multiprocessors, of which one stays idle.
     yield _case("near", Shape(6, 128, n=256, e=3), rows="2", tile_m=128, ctas=2, multiprocessors=3, **wgmma)
     yield _case("near", Shape(130, 128, n=256, e=4), grouping="masked", rows="130-3-0-65", tile_m=128, **wgmma)

@@ -235,6 +235,26 @@ def _put(array: NDArray[np.int64], rows: NDArray[np.int64], columns: NDArray[np.
     array[rows, columns[rows]] = value
 
 
+def _zero_specials(draw: Draw, size: Shape) -> GemmData:
+    """In one block of K zeros on either side, NaN codes and NaN scales, in each pair of which some row is.
+
+    What is not a number stays none if all that it is multiplied with is zero.
+    """
+    tokens, weights, token_blocks, weight_blocks = _shapes(size)
+    codes, scales = _e4m3(draw, tokens), _around(draw, token_blocks, 3)
+    weight_codes, weight_scales = _e2m1(draw, weights), _around(draw, weight_blocks, 3)
+    block = int(draw.integers(token_blocks[-1], ()))
+    within = slice(block * MX_BLOCK, (block + 1) * MX_BLOCK)
+    kind = np.arange(size.m) % 5
+    codes[(kind == 1) | (kind == 2), within] &= 0x80
+    codes[kind == 3, block * MX_BLOCK + 1] = _E4M3_NAN
+    scales[(kind == 2) | (kind == 4), block] = _SCALE_NAN
+    kind = np.arange(size.n) % 4
+    weight_codes[:, (kind == 1) | (kind == 2), within] &= 0x8
+    weight_scales[:, kind >= 2, block] = _SCALE_NAN
+    return _data(codes, scales, weight_codes, weight_scales)
+
+
 def _shared_weights(draw: Draw, size: Shape) -> GemmData:
     """Every expert has the same weights, so that all groups together are one group."""
     one = _wide_range(draw, dataclasses.replace(size, e=1))
@@ -395,6 +415,12 @@ FILLS = Fill.by_name(
         "NaN or infinity lost or spread, scale byte 0x00 taken for zero, results flushed to zero",
         _specials,
         Limits(zeros=0.5, nans=0.9, bound=1.0, reason="a third of its tokens and a quarter of its weights are so"),
+    ),
+    _fill(
+        "zero-specials",
+        "a NaN lost beside zeros: in a block that is skipped since its codes are zeros",
+        _zero_specials,
+        Limits(zeros=0.5, nans=0.9, bound=1.0, reason="three of five tokens and half of the weight rows have a NaN"),
     ),
     _fill("shared-weights", "an expert's rows that depend on how rows are grouped", _shared_weights, _WIDE_SCALES),
     _fill(

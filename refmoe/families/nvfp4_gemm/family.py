@@ -226,6 +226,7 @@ def _software() -> list[Case]:
     cases = [_case("cancelling", Shape(m=2, k=96, n=24, e=1), tile=tile)]
     # With more than one step of 64 an accumulator is aligned, and may be NaN before the last one.
     cases += [_case(fill, Shape(m=8, k=160, n=16, e=1), tile=tile) for fill in FILLS if fill != "scale-bytes"]
+    cases.append(_case("zero-specials", Shape(m=8, k=64, n=16, e=1), tile=tile))  # and the zeros in another block
     cases.append(_case("scale-bytes", Shape(m=3, k=96, n=256, e=1), tile=tile))  # every byte of weights
     return cases
 

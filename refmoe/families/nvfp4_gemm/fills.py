@@ -217,6 +217,24 @@ def _specials(draw: Draw, size: Size) -> Operands:
     return _operands(_any(draw, size.tokens), token_scales, _any(draw, size.weights), weight_scales)
 
 
+def _zero_specials(draw: Draw, size: Size) -> Operands:
+    """In one block of K zeros beside NaN scales, in each pair of which some row is.
+
+    What is not a number stays none if all that it is multiplied with is zero.
+    """
+    codes, scales = _any(draw, size.tokens), _between(draw, size.token_blocks, *_ORDINARY)
+    weights, weight_scales = _any(draw, size.weights), _between(draw, size.weight_blocks, *_ORDINARY)
+    block = int(draw.integers(size.k // BLOCK, ()))
+    within = slice(block * BLOCK, (block + 1) * BLOCK)
+    kind = np.arange(codes.shape[0]) % 4
+    codes[(kind == 1) | (kind == 2), within] &= 0x8
+    scales[kind >= 2, block] = NAN_SCALE
+    kind = np.arange(weights.shape[1]) % 4
+    weights[:, (kind == 1) | (kind == 2), within] &= 0x8
+    weight_scales[:, kind >= 2, block] = NAN_SCALE
+    return _operands(codes, scales, weights, weight_scales)
+
+
 def _shared_weights(draw: Draw, size: Size) -> Operands:
     """Every expert has the same weights, so that all groups together are one group."""
     one = _wide_range(draw, size._replace(experts=1))
@@ -367,6 +385,15 @@ FILLS: Mapping[str, Fill] = MappingProxyType(
                 "NaN lost or spread, zero and subnormal scales, the sign of a scale, results flushed to zero",
                 _specials,
                 "every seventh token and every eighth weight row has a scale of each special kind",
+                zeros=0.5,
+                nans=0.9,
+                bound=1.0,
+            ),
+            _fill(
+                "zero-specials",
+                "a NaN lost beside zeros: in a block that is skipped since its codes are zeros",
+                _zero_specials,
+                "half of the tokens and of the weight rows have a NaN scale",
                 zeros=0.5,
                 nans=0.9,
                 bound=1.0,

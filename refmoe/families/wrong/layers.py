@@ -36,6 +36,36 @@ def _first_twice(given: Arguments) -> Arguments:
     return {"token_selected_experts": ids}
 
 
+def _last_twice(given: Arguments) -> Arguments:
+    """This rank's last expert twice in a token."""
+    ids = given["token_selected_experts"].copy()
+    ids[-1, :2] = 7
+    return {"token_selected_experts": ids}
+
+
+def _past_32(given: Arguments) -> Arguments:
+    """More experts a token than a warp has lanes, of ranks that have as many."""
+    return {
+        "token_selected_experts": np.tile(np.arange(33, dtype=np.int32), (3, 1)),
+        "token_final_scales": np.zeros((3, 33), np.float32),
+        "ep_size": 16,
+    }
+
+
+def _no_choices(given: Arguments) -> Arguments:
+    """No expert a token."""
+    return {"token_selected_experts": np.zeros((3, 0), np.int32), "token_final_scales": np.zeros((3, 0), np.float32)}
+
+
+def _half_a_block(given: Arguments) -> Arguments:
+    """I of a block and a half, of both weights."""
+    return {
+        "fc1_expert_weights": np.zeros((4, 96, 32), np.uint8),
+        "fc2_expert_weights": np.zeros((4, 64, 24), np.uint8),
+        "fc1_expert_biases": None,
+    }
+
+
 def _second_limit(given: Arguments) -> Arguments:
     """A limit below 0 behind one of 0."""
     limit = given["swiglu_limit"].copy()
@@ -44,9 +74,9 @@ def _second_limit(given: Arguments) -> Arguments:
 
 
 def _crowded(given: Arguments) -> Arguments:
-    """More experts a token than there are."""
+    """More experts a token than there are, each once."""
     return {
-        "token_selected_experts": np.zeros((3, 5), np.int32),
+        "token_selected_experts": np.tile(np.arange(5, dtype=np.int32), (3, 1)),
         "token_final_scales": np.zeros((3, 5), np.float32),
         "ep_size": 1,
         "ep_rank": 0,
@@ -62,10 +92,11 @@ LAYER_CHANGES: Mapping[str, Change] = {
     "output-tensor": lambda given: {"output": _Tensor("bfloat16", (3, 64))},
     "output-of_float": lambda given: {"output": np.zeros((3, 64), np.float32)},
     "token_selected_experts-first_twice": _first_twice,
-    "token_selected_experts-past_32": lambda given: {
-        "token_selected_experts": np.zeros((3, 33), np.int32),
-        "token_final_scales": np.zeros((3, 33), np.float32),
-    },
+    "token_selected_experts-last_twice": _last_twice,
+    "token_selected_experts-past_32": _past_32,
+    "token_selected_experts-no_choices": _no_choices,
+    "fc1_expert_weights-half_a_block": _half_a_block,
+    "quant_scales-more": lambda given: {"quant_scales": [*given["quant_scales"], None]},
     "token_selected_experts-crowded": _crowded,
     "swiglu_limit-second": _second_limit,
     "swiglu_alpha-with_silu": lambda given: {"activation": "silu"},
@@ -89,14 +120,21 @@ def wrong_layer_calls(base: AnyCase) -> Iterator[AnyCase]:
             "nonesuch-given": "unexpected keyword argument 'nonesuch'",
             "device-with_tensors": "device: found",
             "swiglu_limit-second": "swiglu_limit: found -1.0 for expert 1",
+            # Other refusals of the same argument would hide these.
+            "token_selected_experts-past_32": "token_selected_experts: found k = 33",
+            "token_selected_experts-no_choices": "token_selected_experts: found k = 0",
+            "token_selected_experts-crowded": "token_selected_experts: found 5 experts a token of 4",
+            "token_selected_experts-first_twice": "expert 4 twice in token 0",
+            "token_selected_experts-last_twice": "expert 7 twice in token 2",
+            "fc1_expert_weights-half_a_block": "I a multiple of 32",
         },
         input=f"{ARRAY} flat narrow no_columns",
-        token_selected_experts=f"{ARRAY} none flat short no_columns first_twice past_32 crowded",
+        token_selected_experts=f"{ARRAY} none flat short no_columns no_choices first_twice last_twice past_32 crowded",
         token_final_scales=f"{ARRAY} none short narrow",
-        fc1_expert_weights=f"{ARRAY} flat no_rows no_middle narrow",
+        fc1_expert_weights=f"{ARRAY} flat no_rows no_middle narrow half_a_block",
         fc2_expert_weights=f"{ARRAY} flat short narrow",
         output_dtype="word number",
-        quant_scales="none fewer",
+        quant_scales="none fewer more",
         quant_scales__0="list dtype strided none short",
         quant_scales__1=f"{ARRAY} short",
         quant_scales__2="list dtype strided none short",
@@ -121,7 +159,7 @@ def wrong_layer_calls(base: AnyCase) -> Iterator[AnyCase]:
     )
     ready = base.having(path="ready")
     yield from wrong_calls(ready, input_sf=f"{ARRAY} none short narrow of_words")
-    yield from wrong_calls(ready.having(input_sf="128x4"), input_sf="short strided")
+    yield from wrong_calls(ready.having(input_sf="128x4"), input_sf="dtype rank short strided")
     yield from wrong_calls(base.having(entry="output"), output=f"{ARRAY} short narrow read_only")
     sizes = dict.fromkeys(("hidden", "intermediate"), "zero past negative")
     sizes |= {"tokens": "negative", "first_expert": "negative", **dict.fromkeys(("top_k", "experts"), "zero")}

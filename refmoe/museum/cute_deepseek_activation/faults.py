@@ -12,6 +12,11 @@ _UNUSED = f"{_FAMILY}:bf16:m9k256e9:fingerprint:layout=mn_major:routing=empty-ex
 _DECODE = f"{_FAMILY}:bf16:m8k2048e256:gaussian:layout=mn_major:seed7@ptx"
 
 
+_LOOPING = f"{_FAMILY}:bf16:m40k128e2:fingerprint:layout=mn_major:multiprocessors=1:seed7@ptx"
+_ROUNDED_UP = f"{_FAMILY}:f32:m6k640e5:exponents:rows=masked:policy=exact:scales=ue8m0:layout=mn_major:seed7@ptx"
+_EXPONENTS = f"{_FAMILY}:f32:m7k384e3:exponents:policy=exact:layout=mn_major:seed7@ptx"
+
+
 def _exact(fill: str) -> str:
     return f"{_FAMILY}:f32:m7k384e3:{fill}:policy=exact:seed7@ptx"
 
@@ -83,6 +88,24 @@ FAULTS = (
     CuteFault(
         "cute-infinity-scaled", "an Inf does not poison its tile", "special value", _exact("specials"), "arithmetic.py",
         literally("if amax >= Uint32(INFINITY_BITS)", "if amax > Uint32(INFINITY_BITS)"),
+    ),
+    CuteFault(
+        "cute-coefficient-an-ulp-off", "a coefficient of the exponential has another last bit", "constant",
+        _EXPONENTS, "arithmetic.py", literally('"0x1.555858p-5"', '"0x1.55585ap-5"'),
+    ),
+    CuteFault(
+        "cute-scale-rounded-up-late", "a scale in UE8M0 that is an ulp above a power of two is rounded down to it",
+        "off by one", _ROUNDED_UP, "arithmetic.py",
+        literally("bits + Uint32((1 << MANTISSA_BITS) - 1)", "bits + Uint32((1 << MANTISSA_BITS) - 2)"),
+    ),
+    CuteFault(
+        "cute-code-from-product-cut", "the product that a code is made of is rounded toward zero", "rounding",
+        _exact("near-ties"), "activation.py",
+        literally('binary("mul.rn", values[i], inverse)', 'binary("mul.rz", values[i], inverse)'),
+    ),
+    CuteFault(
+        "cute-one-row-of-a-cta", "a CTA takes one row, however many there are", "loop", _LOOPING, "activation.py",
+        literally("            row += ctas\n", "            row = used\n"),
     ),
     CuteFault(
         "cute-ptx-codes-swapped", "two neighbouring codes are swapped", "operand", _DECODE, "",

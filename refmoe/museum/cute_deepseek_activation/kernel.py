@@ -21,6 +21,8 @@ from refmoe.reference.block_fp8 import LAYOUTS, POLICIES, SCALES
 _BELOW_FLOOR = ("tiny",)
 _VARIANTS = tuple((policy, scales) for policy in POLICIES for scales in SCALES)
 _FILLS = tuple(DEEPSEEK_ACTIVATION.fills)
+#: Fills of FP32 numbers all of whose bits are chosen.
+_OF_FP32 = ("ties", "exponents", "near-ties")
 
 
 def _case(fill: str, m: int, k: int, e: int, dtype: str = "bf16", seed: int = 7, **options: Any) -> Case:
@@ -51,19 +53,21 @@ def _default() -> Iterator[Case]:
             if policy == "deepgemm" and fill in _BELOW_FLOOR:
                 continue
             # As few variants as show each policy with each dtype, and each form of rows.
-            dtype = "f32" if fill == "ties" or policy == "exact" else "bf16"
+            dtype = "f32" if fill in _OF_FP32 or policy == "exact" else "bf16"
             rows = "masked" if scales == "ue8m0" else "contiguous"
             yield _case(
                 fill, 6, 640, 5, dtype=dtype, policy=policy, scales=scales, rows=rows, layout=LAYOUTS[number % 2]
             )
     yield _case("fingerprint", 2, 8320, 2, layout="mn_major")  # a row wider than a CTA, by one tile
+    yield _case("fingerprint", 40, 128, 2, layout="mn_major", multiprocessors=1)  # more rows than CTAs
+    yield _case("fingerprint", 12, 128, 4, rows="masked", scales="ue8m0", multiprocessors=1)
     yield _case("gaussian", 0, 2048, 8)
     yield _case("gaussian", 0, 2048, 8, rows="masked", scales="ue8m0")
 
 
 def _full() -> Iterator[Case]:
     for fill in _FILLS:
-        for dtype in ("f32",) if fill == "ties" else ("bf16", "f32"):
+        for dtype in ("f32",) if fill in _OF_FP32 else ("bf16", "f32"):
             for policy, scales in _VARIANTS:
                 if policy == "deepgemm" and fill in _BELOW_FLOOR:
                     continue

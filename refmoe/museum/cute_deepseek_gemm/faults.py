@@ -18,6 +18,15 @@ _WGMMA = (
     "cute_deepseek_gemm:bf16:m24k384n256e3:near:model=sm90_wgmma_fp8:rows=5-0-17:tile_m=64:poison=0x7F:seed7@ptx.sm_90a"
 )
 _WGMMA_DEEP = "cute_deepseek_gemm:bf16:m9k1408n128e2:near:model=sm90_wgmma_fp8:rows=4-5:tile_m=64:seed7@ptx.sm_90a"
+#: CTAs whose second tile is that of the 33rd expert.
+_SECOND = (
+    "cute_deepseek_gemm:bf16:m529k128n128e33:near:grouping=masked:rows=529-0-0-0-0-0-0-0-0-0-0-0-0-0-0-0:expected_m=1"
+    ":tile_m=16:seed7@ptx"
+)
+_WGMMA_SECOND = (
+    "cute_deepseek_gemm:bf16:m2113k128n128e33:near:grouping=masked:model=sm90_wgmma_fp8"
+    ":rows=2113-0-0-0-0-0-0-0-0-0-0-0-0-0-0-0:expected_m=1:tile_m=64:seed7@ptx.sm_90a"
+)
 
 #: Every fault, in the order in which it is shown.
 FAULTS = (
@@ -109,6 +118,21 @@ FAULTS = (
     CuteFault(
         "cute-stage-never-released", "no stage is given back", "barrier arrival", _WGMMA_DEEP, "wgmma.py",
         literally("                    ring.consumer_release(reading)\n", ""),
+    ),
+    CuteFault(
+        "cute-second-tile-counted-anew", "a CTA's next tile is looked for without the tiles of the experts before",
+        "tile search", _SECOND, "mma.py",
+        literally(
+            "find_tile(groups, experts, number, base, before)", "find_tile(groups, experts, number, base, Int32(0))"
+        ),
+    ),
+    CuteFault(
+        "cute-copies-of-a-tile-counted-anew", "the warp that copies looks for its next tile without those before",
+        "tile search", _WGMMA_SECOND, "wgmma.py",
+        literally(
+            "find_tile(groups, experts, number, base, before)\n            # Nobody",
+            "find_tile(groups, experts, number, base, Int32(0))\n            # Nobody",
+        ),
     ),
     CuteFault(
         "cute-ptx-fragment-shifted", "an instruction takes its first tokens twice", "operand fragment", _MMA, "",

@@ -76,6 +76,14 @@ def _default() -> Iterator[Case]:
         yield _case("near", _DEEP, rows="4-5", tile_m=narrow, model=model)
         # More experts than a warp has lanes to look for a tile, one row at each but for every third.
         yield _case("one-hot-weights", Shape(48, 256, n=128, e=70), rows="1-0-1", tile_m=narrow, model=model)
+        # The 33rd expert has more tiles than there are CTAs: some take a second one from there on.
+        many: dict[str, Any] = {
+            "grouping": "masked",
+            "rows": "-".join([str(33 * narrow + 1), *"0" * 15]),
+            "expected_m": 1,
+        }
+        if model != "sm90_mma_fp8":  # the same code as for SM120
+            yield _case("near", Shape(33 * narrow + 1, 128, n=128, e=33), tile_m=narrow, model=model, **many)
         yield _case("near", Shape(1, 128, n=128, e=1), tile_m=narrow, model=model)  # one block: fewer than stages
         yield _case("near", Shape(3, 640, n=128, e=2), grouping="masked", rows="0", tile_m=narrow, model=model)
         yield _case("near", Shape(0, 256, n=128, e=2), model=model)
