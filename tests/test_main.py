@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.selection.thinned import thinned
 from support.verify import CASE, result, write_document
 
 from refmoe.native import cache as native_cache
@@ -81,7 +82,8 @@ INSTALL = {"torch": "'refmoe[cuda]'", "cuda": "'refmoe[cuda]'", "cutlass_library
 @pytest.mark.parametrize(
     ("package", "every"),
     [
-        *((package, False) for package in NEEDED),
+        # A process for each takes seconds.
+        *thinned(((package, False) for package in NEEDED), 2),
         *(pytest.param(package, True, marks=pytest.mark.slow) for package in NEEDED),
     ],
 )

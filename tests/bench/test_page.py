@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.selection.thinned import thinned
 
 from refmoe.bench.page import GPU_TARGETS, PAGE, PICTURES, page_text, read_reports, target_ratio, whole_rows
 from refmoe.bench.page.pictures import draw
@@ -139,7 +140,7 @@ def test_the_page_says_what_nobody_measured() -> None:
     assert "a model, not a measurement" in text
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", thinned(PICTURES, 2))
 def test_a_picture_is_the_same_for_the_same_report(name: str, tmp_path: Path) -> None:
     document = read_reports(BENCH)[PICTURES[name]]
     first = draw(name, document, tmp_path).read_bytes()

@@ -73,11 +73,15 @@ def test_a_case_that_does_not_pass_is_no_time(monkeypatch: pytest.MonkeyPatch) -
         parity.run(cases=[CASE])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 def test_faults_are_planted_on_a_cache_without_them() -> None:
     document = faults.run(names=["01-floor-for-rceil"])
     assert [row["step"] for row in document["rows"]] == ["sound", "planted"]
     assert document["planted_s"] == document["rows"][1]["seconds"] > 0
     assert document["reached"] == {"planted_s": document["planted_s"] <= 200}
+
+
+def test_a_fault_that_nobody_knows_is_refused() -> None:
     with pytest.raises(RefmoeError, match="no fault is called 999-none"):
         faults.run(names=["999-none"])

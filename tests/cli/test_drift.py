@@ -243,6 +243,7 @@ def test_a_checkpoint_and_a_prompt_of_one_s_own(tmp_path: Path) -> None:
     assert document["runs"][0]["comparisons"][0]["growth"]["steps"] == 1
 
 
+@pytest.mark.slow
 def test_what_an_output_in_q8_1_costs_is_what_its_page_says() -> None:
     page = " ".join((COMMITTED.parents[1] / "docs" / "families" / "integer_moe.md").read_text().split())
     said = re.search(r"`refmoe drift ([^`]*)`.* error of (0\.\d{4}), and (0\.\d{4}) with an output in BF16", page)

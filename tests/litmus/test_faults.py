@@ -11,6 +11,7 @@ import pytest
 from litmus.test_published import PUBLISHED
 from litmus.test_races import RACES
 from support.litmus.notation import may_show, program
+from support.selection.thinned import thinned
 
 from refmoe.litmus import axioms, events, relations, strength
 from refmoe.litmus.axioms import AXIOMS, Axiom, judge
@@ -330,7 +331,7 @@ FAULTS: dict[str, Patch] = {
 FAULTS["conditions always hold"] = way(lambda one: replace(one, conditions=[]))
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", thinned(FAULTS, 2))
 def test_a_fault_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     FAULTS[name](monkeypatch)
     assert failing() is not None

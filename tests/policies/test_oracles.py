@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.policy_data import FILLS, adversarial, gaussian, real
+from support.selection.thinned import thinned
 
 from refmoe.families.real_data import FFN
 from refmoe.policies import detect_policy, split_gguf_blocks
@@ -40,7 +41,7 @@ def torchao_bytes(x: np.ndarray, format: str, mode: str) -> tuple[np.ndarray, np
     return codes.view(torch.uint8).numpy(), scales.view(torch.uint8).numpy()
 
 
-@pytest.mark.parametrize("name", INPUTS_BY_NAME)
+@pytest.mark.parametrize("name", thinned(INPUTS_BY_NAME, 2))
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("format", ["mxfp8", "mxfp4"])
 def test_torchao_is_named(format: str, mode: str, name: str) -> None:

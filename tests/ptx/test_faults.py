@@ -60,20 +60,22 @@ FAULTS = [Fault.read(path) for path in sorted((HERE / "faults").rglob("*.patch")
 every_fault = pytest.mark.parametrize("fault", FAULTS, ids=str)
 
 
-@every_fault
-def test_the_patch_is_well_formed(fault: Fault, tmp_path: Path) -> None:
-    assert {name: len(values) for name, values in fault.header.items() if name != "Test"} == {"Fault": 1, "Class": 1}
-    assert fault.header["Class"] == [fault.path.parent.name]
-    assert fault.sentence.endswith(".")
-    assert fault.tests
-    for test in fault.tests:
-        file, _, function = test.partition("::")
-        assert f"def {function.partition('[')[0]}(" in (ROOT / file).read_text(encoding="utf-8")
-    for patch in fault.patches:
-        assert patch.file.startswith(("refmoe/ptx/", "refmoe/native/"))
-        (tmp_path / patch.file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / patch.file, tmp_path / patch.file)
-    apply_patch(list(fault.patches), tmp_path)
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_patches_of_a_class_are_well_formed(name: str, tmp_path: Path) -> None:
+    for fault in (fault for fault in FAULTS if fault.path.parent.name == name):
+        header = {key: len(values) for key, values in fault.header.items() if key != "Test"}
+        assert header == {"Fault": 1, "Class": 1}, fault
+        assert fault.header["Class"] == [name], fault
+        assert fault.sentence.endswith("."), fault
+        assert fault.tests, fault
+        for test in fault.tests:
+            file, _, function = test.partition("::")
+            assert f"def {function.partition('[')[0]}(" in (ROOT / file).read_text(encoding="utf-8"), fault
+        for patch in fault.patches:
+            assert patch.file.startswith(("refmoe/ptx/", "refmoe/native/")), fault
+            (tmp_path / patch.file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / patch.file, tmp_path / patch.file)
+        apply_patch(list(fault.patches), tmp_path)
 
 
 def test_every_class_has_its_share_of_faults() -> None:

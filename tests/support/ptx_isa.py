@@ -316,7 +316,7 @@ def random_floats(rng: np.random.Generator, f: Ieee, count: int) -> list[int]:
     return patterns
 
 
-def float_rows(f: Ieee, arity: int, seed: int, count: int = 400) -> list[tuple[int, ...]]:
+def float_rows(f: Ieee, arity: int, seed: int, count: int = 150) -> list[tuple[int, ...]]:
     """Every pair of corners for the first two operands, and random rows."""
     rng = np.random.default_rng(seed)
     edges = float_corners(f)

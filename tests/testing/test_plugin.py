@@ -395,7 +395,8 @@ def test_the_reference_passes_its_contract_and_with_one_bit_changed_fails_it(fam
         for buffers in ((False,) if layer else (False, True))
     ]
     compared = [0] * len(pairs)
-    for turn, case in enumerate(pairs[0][0].cases()):
+    # Every third case is of either half.
+    for turn, case in enumerate(pairs[0][0].cases()[::3]):
         answer.clear()
         answer.update(pairs[0][0].problem(case)[1].outputs)
         # By turns: who returns arrays gets one half of the cases, who writes buffers the other.

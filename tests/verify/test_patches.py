@@ -100,10 +100,11 @@ def test_files_outside_the_folder_are_refused(tmp_path: Path, name: str) -> None
 
 @pytest.mark.parametrize("path", sorted(MUTANTS.rglob("*.patch")), ids=lambda path: path.stem)
 def test_every_mutant_fits_the_kernels_and_changes_them(tmp_path: Path, path: Path) -> None:
-    sources = [file for file in CSRC.iterdir() if file.is_file()]
+    patches = parse_patch(path.read_text())[1]
+    sources = [CSRC / patch.file for patch in patches]
     for file in sources:
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    apply_patch(parse_patch(path.read_text())[1], tmp_path)
+    apply_patch(patches, tmp_path)
     assert any(file.read_bytes() != (tmp_path / file.name).read_bytes() for file in sources)
 
 

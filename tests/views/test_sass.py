@@ -164,6 +164,7 @@ def test_without_a_disassembler_the_message_says_what_to_install(monkeypatch: py
         gemm_sass(Tile(128, 128, 128), "sm_121a")
 
 
+@pytest.mark.slow
 @needs_nvdisasm
 def test_the_command_shows_both_kernels_or_what_is_not_built() -> None:
     from typer.testing import CliRunner

@@ -43,7 +43,7 @@ def named(shape: LayerShape, path: str, given: dict[str, Any], **chosen: str) ->
         ("integer_moe:bf16:m1k96n64e8t4:gaussian:bias=distinct:params=distinct:seed7@ptx", 6),
         ("integer_moe:bf16:m5k64n32e4t2:gaussian:path=llama_cpp:bias=distinct:seed7@ptx", 6),
         ("integer_moe:bf16:m3k64n32e6t2:gaussian:variant=silu:seed7@ptx", 6),
-        ("integer_moe:q8_1:m3k544n32e6t2:gaussian:path=llama_cpp:output=q8_1:bias=distinct:seed7@ptx", 5),
+        ("integer_moe:q8_1:m3k96n32e6t2:gaussian:path=llama_cpp:output=q8_1:bias=distinct:seed7@ptx", 5),
         ("integer_moe:bf16:m1k96n64e8t4:gaussian:path=llama_cpp:output=q8_1:seed7@ptx", 6),
     ],
 )
@@ -104,8 +104,8 @@ def launched(layer: MoELayer, device: Any, x: Any, d: Any, output: str) -> tuple
 def test_three_layers_in_a_chain_without_a_conversion_between_them() -> None:
     """A layer reads the very buffers that the one before wrote. The bytes are those of the references in turn."""
     rng = np.random.default_rng(17)
-    layers = [random_layer(rng, hidden=544, intermediate=64, top_k=2) for _ in range(3)]
-    x = random_tokens(rng, len(IDS), 544, outliers=9)
+    layers = [random_layer(rng, hidden=96, intermediate=64, top_k=2) for _ in range(3)]
+    x = random_tokens(rng, len(IDS), 96, outliers=9)
     device = open_device("ptx")
     routed = {"path": "llama_cpp", "topk_ids": IDS, "topk_weights": WEIGHTS}
 

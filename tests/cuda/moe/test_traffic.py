@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from support.selection.thinned import thinned
 from support.traffic_meter import Meter, meter  # noqa: F401
 
 from refmoe.catalog import parse_case
@@ -43,15 +44,21 @@ def called(case: Case, globals_: bool) -> MoECall:
 
 @pytest.mark.parametrize(
     ("text", "globals_"),
-    [
-        ("moe:bf16:m1k416n160e8t4:gaussian:path=fused:bias=distinct:seed7@ptx", False),
-        ("moe:bf16:m3k160n96e6t4:gaussian:bias=distinct:params=distinct:seed7@ptx", True),
-        ("moe:bf16:m5k96n64e40t3:gaussian:path=ready:seed7@ptx", False),  # more experts than lanes
-        ("moe:bf16:m6k96n64e4t4:gaussian:path=fused:bias=distinct:first_expert=4:ranks=3:seed7@ptx", False),
-        ("moe:bf16:m3k96n64e4t2:gaussian:path=fused:routing=elsewhere:first_expert=4:ranks=2:seed7@ptx", False),
-        ("moe:bf16:m9k96n64e6t2:gaussian:variant=silu:routing=padded:seed7@ptx", False),
-        ("moe:bf16:m150k32n32e2t1:gaussian:path=fused:routing=same-experts:seed7@ptx", False),  # two atoms of scales
-    ],
+    thinned(
+        [
+            ("moe:bf16:m3k96n64e6t4:gaussian:bias=distinct:params=distinct:seed7@ptx", True),
+            ("moe:bf16:m1k416n160e8t4:gaussian:path=fused:bias=distinct:seed7@ptx", False),
+            ("moe:bf16:m5k96n64e40t3:gaussian:path=ready:seed7@ptx", False),  # more experts than lanes
+            ("moe:bf16:m6k96n64e4t4:gaussian:path=fused:bias=distinct:first_expert=4:ranks=3:seed7@ptx", False),
+            ("moe:bf16:m3k96n64e4t2:gaussian:path=fused:routing=elsewhere:first_expert=4:ranks=2:seed7@ptx", False),
+            ("moe:bf16:m9k96n64e6t2:gaussian:variant=silu:routing=padded:seed7@ptx", False),
+            (
+                "moe:bf16:m150k32n32e2t1:gaussian:path=fused:routing=same-experts:seed7@ptx",
+                False,
+            ),  # two atoms of scales
+        ],
+        2,
+    ),
 )
 def test_declared_traffic_is_what_the_executor_sees(text: str, globals_: bool, meter: Meter) -> None:  # noqa: F811
     case = parse_case(text)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.findings.patterns import FILES, PATTERNS, Pattern
-from support.selection.thinned import thinned
+from support.selection.thinned import named_by_faults, thinned
 
 SCHEDULES = 8
 each_pattern = pytest.mark.parametrize("pattern", PATTERNS, ids=str)
@@ -23,6 +23,9 @@ def test_the_racy_form_is_found(pattern: Pattern, folders: dict[str, Path]) -> N
     assert pattern.launch(folders[pattern.file], "racy", SCHEDULES) == pattern.finds
 
 
-@pytest.mark.parametrize("pattern", thinned(PATTERNS, 3), ids=str)
+NAMED = named_by_faults("findings/test_patterns.py::test_the_mended_form_is_clean")
+
+
+@pytest.mark.parametrize("pattern", thinned(PATTERNS, 5, NAMED), ids=str)
 def test_the_mended_form_is_clean(pattern: Pattern, folders: dict[str, Path]) -> None:
     assert pattern.launch(folders[pattern.file], "mended", SCHEDULES) == ""

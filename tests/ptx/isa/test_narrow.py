@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from support.ptx_isa import BF16, F16, F32, Ieee, assert_lanes, float_rows, mismatches, pack, real, unpack
+from support.selection.thinned import thinned
 
 from refmoe.ptx import isa
 
@@ -101,22 +102,28 @@ def test_f32_at_every_boundary(f: Narrow, relu: bool) -> None:
     assert_lanes(operation, lambda a, b: lane(a) << f.field | lane(b), paired(boundary_rows(f)))
 
 
+# The values of a type: every seventh, which has all last bits, and all of them by `make slow`.
+each_step = pytest.mark.parametrize("step", thinned([7, 1], 2))
+
+
+@each_step
 @pytest.mark.parametrize("f", ALL, ids=lambda f: f.name)
-def test_every_bf16(f: Narrow) -> None:
+def test_every_bf16(f: Narrow, step: int) -> None:
     lane = encoder(f, BF16)
-    codes = np.array([lane(b) for b in range(1 << 16)], np.uint16)
-    x = np.arange(1 << 16, dtype=np.uint32) << 16
+    codes = np.array([lane(b) for b in range(0, 1 << 16, step)], np.uint16)
+    x = np.arange(0, 1 << 16, step, dtype=np.uint32) << 16
     low = isa.resolve(f"cvt.rn.satfinite.{f.name}x2.f32").function(np.zeros_like(x), x)
     high = isa.resolve(f"cvt.rn.satfinite.{f.name}x2.f32").function(x, np.zeros_like(x))
     assert np.array_equal(low, codes)
     assert np.array_equal(high, codes << f.field)
 
 
+@each_step
 @pytest.mark.parametrize("f", [E4M3, E5M2, E2M1], ids=lambda f: f.name)
-def test_every_f16(f: Narrow) -> None:
+def test_every_f16(f: Narrow, step: int) -> None:
     lane = encoder(f, F16)
-    codes = np.array([lane(b) for b in range(1 << 16)], np.uint16)
-    x = np.arange(1 << 16, dtype=np.uint32)
+    codes = np.array([lane(b) for b in range(0, 1 << 16, step)], np.uint16)
+    x = np.arange(0, 1 << 16, step, dtype=np.uint32)
     result = isa.resolve(f"cvt.rn.satfinite.{f.name}x2.f16x2").function(x | x[::-1] << 16)
     assert np.array_equal(result, codes | codes[::-1] << f.field)
 
@@ -137,7 +144,7 @@ def test_every_code_decodes(f: Narrow, relu: bool) -> None:
         return pack(real(negative, f.value(magnitude) * (-1 if negative else 1)), F16)
 
     codes = range(2 * f.sign)
-    rows = [(high << f.field | low,) for high in codes for low in codes][:: 1 if f.sign < 64 else 3]
+    rows = [(high << f.field | low,) for high in codes for low in codes][:: 1 if f.sign < 64 else 11]
     operation = isa.resolve(f"cvt.rn{'.relu' if relu else ''}.f16x2.{f.name}x2")
     mask = (1 << f.field) - 1
     assert_lanes(operation, lambda a: lane(a >> f.field) << 16 | lane(a & mask), rows)

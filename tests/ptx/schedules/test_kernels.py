@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.cuda_schedules import KERNELS, Kernel
 from support.ptx_kernel import compile_cuda, text
+from support.selection.thinned import named_by_faults, thinned
 
 from refmoe import ptx
 from refmoe.ptx.engine.order.clocks import Clocks
@@ -26,7 +27,7 @@ def launch(kernel: Kernel, folder: Path, **options: object) -> tuple[ptx.LaunchR
     return result, arrays
 
 
-@pytest.mark.parametrize("name", [name for name, kernel in KERNELS.items() if kernel.right])
+@pytest.mark.parametrize("name", thinned((name for name, kernel in KERNELS.items() if kernel.right), 2))
 def test_a_right_kernel_is_clean(name: str, tmp_path: Path) -> None:
     result, arrays = launch(KERNELS[name], tmp_path, schedules=SCHEDULES)
     assert result.schedules == SCHEDULES
@@ -34,7 +35,12 @@ def test_a_right_kernel_is_clean(name: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(arrays[0], KERNELS[name].expected)
 
 
-@pytest.mark.parametrize("name", [name for name, kernel in KERNELS.items() if not kernel.right])
+WRONG = [name for name, kernel in KERNELS.items() if not kernel.right]
+
+
+@pytest.mark.parametrize(
+    "name", thinned(WRONG, 2, named_by_faults("schedules/test_kernels.py::test_a_wrong_kernel_is_found"))
+)
 def test_a_wrong_kernel_is_found(name: str, tmp_path: Path) -> None:
     with pytest.raises(ptx.ScheduleError) as caught:
         launch(KERNELS[name], tmp_path, schedules=SCHEDULES)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.ptx_kernel import text
 from support.ptx_ways import Way, ways
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 from refmoe.ptx.engine.code import PLAIN
@@ -143,7 +144,7 @@ PRODUCES = """
 """
 
 
-@pytest.mark.parametrize("producer", [0, 5, 31, 32, 63])
+@pytest.mark.parametrize("producer", thinned([0, 5, 31, 32, 63], 2))
 @pytest.mark.parametrize("first", ["producer", "consumer"])
 def test_nobody_starves_in_a_branch(first: str, producer: int) -> None:
     body = f"setp.eq.u32 %p1, %r1, {producer};"
@@ -568,12 +569,12 @@ def test_a_schedule_is_reproducible_watched_or_not() -> None:
         add.s64 %d3, %d3, 1024; st.global.u32 [%d3], %r4;
         ret;
     """
-    options: dict[str, Any] = {"grid": 2, "block": 64, "source": [0]}
+    options: dict[str, Any] = {"grid": 2, "block": 64, "source": [0], "schedules": range(16)}
     one, other = outcomes(body, 1024, **options), outcomes(body, 1024, **options)
     assert one == other
     watched = outcomes(body, 1024, **options, watch=ptx.Watch("argument 0", 0, 4096))
     assert one == watched
-    assert len(set(one.values())) > 30
+    assert len(set(one.values())) > 12
 
 
 def test_a_budget_ends_endless_loops_under_every_schedule() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.selection.thinned import thinned
 from support.tensor_cores.mma_operands import (
     CASES,
     DEFINED,
@@ -40,7 +41,7 @@ def sign_bit(name):
     return np.array(1 << (ELEMENT_FORMATS[name].bits - 1), code_dtype(name))
 
 
-@pytest.mark.parametrize(("model", "a_format", "b_format"), CHAINS)
+@pytest.mark.parametrize(("model", "a_format", "b_format"), thinned(CHAINS, 2))
 @FEW
 @given(seed=SEEDS)
 def test_order_inside_a_block_does_not_matter(model, a_format, b_format, seed):
@@ -78,7 +79,7 @@ def test_order_inside_32_does_matter_to_the_fp8_lowering_but_not_inside_its_pass
     assert (moved.fast("sm90_mma_fp8") == product.fast("sm90_mma_fp8")).all()
 
 
-@pytest.mark.parametrize(("model", "a_format", "b_format"), CHAINS + DEFINED)
+@pytest.mark.parametrize(("model", "a_format", "b_format"), thinned(CHAINS + DEFINED, 3))
 @FEW
 @given(seed=SEEDS)
 def test_negation(model, a_format, b_format, seed):
@@ -95,7 +96,7 @@ def test_negation(model, a_format, b_format, seed):
     assert (both == found).all()
 
 
-@pytest.mark.parametrize(("model", "a_format", "b_format"), CHAINS + DEFINED)
+@pytest.mark.parametrize(("model", "a_format", "b_format"), thinned(CHAINS + DEFINED, 3))
 @FEW
 @given(seed=SEEDS)
 def test_swapping_the_operands_transposes(model, a_format, b_format, seed):
@@ -124,7 +125,7 @@ def test_a_scale_shift_is_a_power_of_two(model, seed, shift):
     assert (moved.fast(model) == product.fast(model)).all()
 
 
-@pytest.mark.parametrize(("model", "a_format", "b_format"), CHAINS + DEFINED)
+@pytest.mark.parametrize(("model", "a_format", "b_format"), thinned(CHAINS + DEFINED, 3))
 @FEW
 @given(seed=SEEDS)
 def test_zero_padding_of_k_is_exact(model, a_format, b_format, seed):
@@ -185,7 +186,7 @@ def integers(codes, name):
     return values_of(name)[codes >> fmt.unused_low_bits].astype(np.int64)
 
 
-@pytest.mark.parametrize(("model", "a_format", "b_format"), [*CASES, *DEFINED])
+@pytest.mark.parametrize(("model", "a_format", "b_format"), thinned([*CASES, *DEFINED], 3))
 @FEW
 @given(seed=SEEDS)
 def test_the_integer_lattice_is_exact_under_every_model(model, a_format, b_format, seed):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.selection.thinned import thinned
 from support.tensor_cores.mma_operands import Product
 
 from refmoe.formats import FP32
@@ -157,7 +158,7 @@ def test_zeros_that_take_part_in_the_alignment_are_not_silicon(instruction, monk
     assert differing_slowly(instruction, {"zrule"}) > 0
 
 
-@pytest.mark.parametrize("instruction", FUSED)
+@pytest.mark.parametrize("instruction", thinned(FUSED, 2))
 def test_an_accumulator_that_is_not_cut_is_not_silicon(instruction, monkeypatch):
     truncated, c_of, whole = specification._truncated, specification._c_term, []
 

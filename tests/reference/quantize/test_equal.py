@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.mx_blocks import BOUNDARY_MANTISSAS, INPUTS, adversarial_blocks, build, differing_blocks, fast, specified
+from support.selection.thinned import thinned
 
 from refmoe.errors import ArgumentError
 from refmoe.formats import BF16, E4M3, E8M0, FP32
@@ -47,9 +48,14 @@ def test_every_scale_byte_of_fp32(mode: ScaleMode) -> None:
     assert set(wanted) == set(range(top + 1))
 
 
+# The values of a type: every seventh, which has all last bits, and all of them by `make slow`.
+each_step = pytest.mark.parametrize("step", thinned([7, 1], 2))
+
+
+@each_step
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
-def test_every_bf16_magnitude_as_block_maximum(mode: ScaleMode) -> None:
-    bits = np.arange(BF16.infinity_code, dtype=np.uint16)
+def test_every_bf16_magnitude_as_block_maximum(mode: ScaleMode, step: int) -> None:
+    bits = np.arange(0, BF16.infinity_code, step, dtype=np.uint16)
     x = np.zeros((bits.size, 32), np.uint16)
     x[:, 31] = bits
     tensor = quantize_mxfp8(x.view(INPUTS["bf16"][1]), mode=mode)
@@ -61,10 +67,11 @@ def test_every_bf16_magnitude_as_block_maximum(mode: ScaleMode) -> None:
     np.testing.assert_array_equal(tensor.codes[:, 31], np.array(codes, np.uint8))
 
 
+@each_step
 @pytest.mark.parametrize("edge", [EdgePolicy.EXACT, EdgePolicy.FLASHINFER], ids=lambda edge: edge.value)
-def test_all_65536_bf16_values_as_block_maximum(edge: EdgePolicy) -> None:
+def test_all_65536_bf16_values_as_block_maximum(edge: EdgePolicy, step: int) -> None:
     """Both signs, NaN and infinities included, as the one value of a block of zeros."""
-    bits = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+    bits = np.arange(0, 1 << 16, step, dtype=np.uint32).astype(np.uint16)
     x = np.zeros((bits.size, 32), np.uint16)
     x[:, 0] = bits
     codes, scales = fast(x, "bf16", E4M3, ScaleMode.RCEIL, edge)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from support.mx_blocks import BOUNDARY_MANTISSAS, INPUTS, adversarial_blocks, build, differing_blocks, fast, specified
+from support.selection.thinned import thinned
 
 from refmoe.errors import ArgumentError
 from refmoe.formats import BF16, E2M1, E8M0, FP32
@@ -80,10 +81,12 @@ def test_every_scale_byte_that_a_mode_reaches(mode: ScaleMode) -> None:
     assert min(wanted) == 0
 
 
+# Every seventh value, which has all last bits, and all of them by `make slow`.
+@pytest.mark.parametrize("step", thinned([7, 1], 2))
 @pytest.mark.parametrize("edge", EDGES, ids=lambda edge: edge.value)
-def test_all_65536_bf16_values_as_block_maximum(edge: EdgePolicy) -> None:
+def test_all_65536_bf16_values_as_block_maximum(edge: EdgePolicy, step: int) -> None:
     """Both signs, NaN and infinities included, as the one value of a block of zeros."""
-    bits = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+    bits = np.arange(0, 1 << 16, step, dtype=np.uint32).astype(np.uint16)
     if edge is EdgePolicy.LLAMA_CPP_CUDA:
         bits = bits[(bits & 0x7FFF) != BF16.infinity_code]
     x = np.zeros((bits.size, 32), np.uint16)
