@@ -14,8 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.order.accessing import Accessing
 from refmoe.ptx.engine.order.clocks import LANES
-from refmoe.ptx.engine.races import Accessing, RaceShadow, never
+from refmoe.ptx.engine.races import RaceShadow, never
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, GRID, STRENGTH, STRENGTH_SHIFT, STRENGTHS, THREAD, WEAK

@@ -12,7 +12,7 @@ one where there is none; a race that is not certain is looked for again by a lau
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from refmoe.ptx.engine.cluster.memory import whose
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.granules import Granules
 from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.order.accessing import Accessing, Guarding, Previous, Rewriting
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.combined import Combined
 from refmoe.ptx.engine.order.polls import Poll
@@ -46,7 +47,6 @@ from refmoe.ptx.state.records import (
     WEAK,
     Several,
 )
-from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
 # (byte index, lane) of the words of rows, from those of the rows.
@@ -56,68 +56,6 @@ _OTHER_WARP = THREAD & ~LANE
 _AGENTS = ASYNCHRONOUS | BULK
 # Of global memory: the last reader, and the others.
 _LAST_READERS = 2
-
-
-class Accessing(Protocol):
-    """What records need of an access."""
-
-    @property
-    def instruction(self) -> Instruction:
-        """For messages."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """Bytes."""
-        ...
-
-    @property
-    def unit(self) -> int:
-        """Bytes of each of the scalar accesses that it is made of."""
-        ...
-
-    @property
-    def strength(self) -> int:
-        """With whom it is morally strong, see `refmoe.ptx.state.records`; 0 for a weak access."""
-        ...
-
-    @property
-    def observes(self) -> bool:
-        """Whether an atomic gives its thread what it read: not `red`."""
-        ...
-
-    @property
-    def coherent(self) -> bool:
-        """False for `.nc`, which may read what was there before the launch."""
-        ...
-
-
-class Rewriting(Protocol):
-    """What knows of tensor maps in a region, see `refmoe.ptx.engine.bulk.map_reads`."""
-
-    def check(
-        self, frame: Frame, instruction: Instruction, region: Region, index: Array, lanes: Array, width: int
-    ) -> None:
-        """`lanes` [n] are about to write `width` bytes each at byte `index` [n] of a region."""
-        ...
-
-
-class Guarding(Protocol):
-    """What knows of objects in a region that nobody may overwrite, see `refmoe.ptx.engine.mbarrier_table`."""
-
-    def check(self, instruction: Instruction, index: Array, lanes: Array, width: int) -> None:
-        """`lanes` [n] are about to write `width` bytes each at byte `index` [n]."""
-
-    def made(self, byte: int) -> int:
-        """The record of the write that made the object at a byte."""
-
-
-class Previous(Protocol):
-    """What knows of the grid before this one, see `refmoe.ptx.engine.previous_grid`."""
-
-    def check(self, frame: Frame, instruction: Instruction, region: Region, index: Array, lanes: Array) -> None:
-        """`lanes` [n] access bytes at `index` [n] of a region that it writes."""
-        ...
 
 
 def excused(record: Array, mine: Array, cta_threads: int, cluster_threads: int) -> Array:

@@ -19,7 +19,7 @@ from refmoe.ptx.engine.bulk.races import (
 )
 from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.frame import Frame
-from refmoe.ptx.engine.races import Accessing
+from refmoe.ptx.engine.order.accessing import Accessing
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import PENDING, STEP_SHIFT, WEAK
 

@@ -14,9 +14,10 @@ import numpy as np
 
 from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.order.accessing import Accessing
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.combined import Combined
-from refmoe.ptx.engine.races import Accessing, RaceShadow, merge, shadow_of
+from refmoe.ptx.engine.races import RaceShadow, merge, shadow_of
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.pages import untouched
