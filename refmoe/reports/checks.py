@@ -98,9 +98,9 @@ CHECKS: Mapping[str, str] = MappingProxyType(
         "baseline.vanished": "a case that passed and is gone, or no longer runs",
         "baseline.family": "a kernel family that passed cases and is gone",
         # The other kinds.
-        "stress.cases": "a rerun of what is no case on that GPU, twice, or of a family of which none is there",
+        "stress.cases": "a rerun of no case on that GPU, or twice; a kernel that ran in a parity report and not here",
         "stress.runs": "different outputs, too few runs, or more outputs than runs",
-        "stress.tools": "a tool that found errors, is unknown, twice or not there, or clean with errors in its words",
+        "stress.tools": "a tool that found errors, is unknown, twice, not there, or clean with errors; none that ran",
         "conformance.differs": "an instruction that differs",
         "conformance.counts": "totals that are not the sums of the rows, or rows that count more than they compared",
         "conformance.rows": "an instruction there twice, both run and refused, or none at all",

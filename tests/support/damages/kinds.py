@@ -117,6 +117,15 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("stress.tools", "clean with errors", stress, at("sanitizers", 0, summary="ERROR SUMMARY: 3 errors")),
     ("stress.tools", "errors", stress, at("sanitizers", 0, verdict="errors")),
     ("stress.tools", "skipped without a reason", stress, at("sanitizers", 0, verdict="skipped", summary="")),
+    ("stress.tools", "skipped for a reason that is none", stress, at(
+        "sanitizers", 0, verdict="skipped", summary="the weather"
+    )),
+    ("stress.tools", "all skipped", stress, lambda d: [
+        row.update(verdict="skipped", summary="not done after 9 s") for row in d["sanitizers"]
+    ]),
+    ("stress.tools", "one not there, and others ran", stress, at(
+        "sanitizers", 0, verdict="skipped", summary="no compute-sanitizer on PATH"
+    )),
     ("document.schema", "conformance: an unknown key", conformance, at("rows", 0, ok=True)),
     ("document.schema", "conformance: a negative count", conformance, top_key(differing_opcodes=-1)),
     ("document.chip", "conformance: another chip", conformance, top_key(arch="sm_121a")),
