@@ -218,6 +218,11 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("invariant.counts", "fewer cases", invariant, proof("kernel/finalize", cases=1)),
     ("invariant.counts", "more cases", invariant, top_key(cases=10**6)),
     ("invariant.counts", "no byte", invariant, proof("kernel/finalize", bytes_compared=0)),
+    ("invariant.counts", "a byte a case", invariant, lambda d: [
+        each.update(bytes_compared=each["cases"]) for each in d["certificates"]
+    ]),
+    ("invariant.counts", "one path's bytes", invariant, proof("layer/dp4a", bytes_compared=20 * 5761)),
+    ("invariant.paths", "no such kernel", invariant, proof("kernel/expand-copy", subject="kernel/expand-x")),
     ("invariant.counts", "batches of one alone", invariant, proof("kernel/finalize", sizes=[1])),
     ("invariant.counts", "no neighbour", invariant, proof("kernel/finalize", neighbours=[], cases=0)),
     ("invariant.counts", "no time", invariant, top_key(seconds=0.0)),
