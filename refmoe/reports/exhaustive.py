@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from refmoe.chips import KERNEL_ARCHS
@@ -163,6 +165,23 @@ SUBJECTS = frozenset(
         *("reference.mxfp8", "reference.mxfp4"),
     )
 )
+#: The launches that a proof follows, by family: those of `refmoe.exhaustive.blockwise.launches_of`.
+LAUNCHES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "mxfp8_quantize": (
+            *("24 x 2880, grid 24", "9 x 416, grid 9", "2 x 8224, grid 2", "131 x 32, grid 64"),
+            "3 x 32, grid 3, idle threads",
+        ),
+        "expand": (
+            *("24 x 2880, top 2 of 8 experts from 0 on, grid 24", "5 x 416, top 11 of 16 experts from 0 on, grid 5"),
+            *("3 x 416, top 6 of 16 experts from 0 on, grid 3", "3 x 416, top 5 of 16 experts from 0 on, grid 3"),
+            *("4 x 416, top 12 of 8 experts from 8 on, grid 4", "2 x 8224, top 1 of 8 experts from 0 on, grid 2"),
+            "131 x 32, top 3 of 8 experts from 0 on, grid 64",
+            "3 x 32, top 2 of 8 experts from 0 on, grid 3, idle threads",
+            "1 x 32, top 0 of 8 experts from 0 on, grid 1",
+        ),
+    }
+)
 #: What makes the amax of a block.
 _MAXIMA = re.compile(r"max\.[\w.]+")
 
@@ -171,6 +190,11 @@ def _unknown(document: Mapping[str, Any]) -> Iterator[str]:
     """Words and figures that no sweep has."""
     if not document["command"].startswith("refmoe parity"):
         yield f"it was made by {document['command']!r}; needed refmoe parity"
+    words = document["command"].replace("=", " ").split()
+    for key in ("device", "arch"):
+        for said in (after for word, after in itertools.pairwise(words) if word == f"--{key}"):
+            if said != document[key]:
+                yield f"it was swept for the {key} {document[key]}, and its command asks for {said}"
     if not document["seconds"]:
         yield "it was swept in no time"
     if (document["device"] == "cuda") != (document["environment"]["gpu"] is not None):
@@ -193,6 +217,11 @@ def _unknown(document: Mapping[str, Any]) -> Iterator[str]:
     for proof in document["proofs"]:
         if proof["refusals"]:
             continue
+        family = next((name for name in LAUNCHES if proof["entry"].startswith(entry_names(name))), "")
+        wanted, found = Counter(LAUNCHES.get(family, ())), Counter(proof["launches"])
+        for words, said in ((wanted - found, "lacks"), (found - wanted, "holds beyond those of a proof")):
+            if words:
+                yield f"the entry {proof['entry']} {said} the launch {min(words)!r}"
         if not proof["instructions"] or not proof["shapes"]:
             yield f"the entry {proof['entry']} is proven with no instruction, or no output"
         if proof["forced"] > proof["predicates"] or proof["predicates"] > proof["instructions"]:

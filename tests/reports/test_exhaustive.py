@@ -11,9 +11,10 @@ import pytest
 
 from refmoe.catalog import source_sha256
 from refmoe.exhaustive import pieces
+from refmoe.exhaustive.blockwise import launches_of
 from refmoe.exhaustive.run import document_of
 from refmoe.reports.documents import digest_of
-from refmoe.reports.exhaustive import EXHAUSTIVE, SUBJECTS, all_pairs, failures, summary
+from refmoe.reports.exhaustive import EXHAUSTIVE, LAUNCHES, SUBJECTS, all_pairs, failures, summary
 
 PAIRS = all_pairs("bf16", "exact")
 ROW = {
@@ -22,7 +23,7 @@ ROW = {
     "bytes": 3 * PAIRS, "differing": 0, "first": None,
 }  # fmt: skip
 PROOF = {
-    "entry": ROW["entry"], "launches": ["24 x 2880, grid 24"], "instructions": 300, "predicates": 24, "forced": 1,
+    "entry": ROW["entry"], "launches": list(LAUNCHES["expand"]), "instructions": 300, "predicates": 24, "forced": 1,
     "bytes": 5000, "shapes": {"codes": 1, "scales": 1}, "maximum": "max.u16x2", "refusals": [],
 }  # fmt: skip
 
@@ -120,6 +121,14 @@ def empty_proof(document: dict[str, Any]) -> None:
         (lambda document: document.update(arch="sm_1"), "arch: Input should be"),
         (lambda document: document.update(device="cuda"), "swept on cuda, and its environment names None"),
         (lambda document: document.update(command="echo"), "needed refmoe parity"),
+        (lambda document: document.update(command="refmoe parity --device cuda"), "its command asks for cuda"),
+        (lambda document: document.update(command="refmoe parity --arch=sm_90a"), "its command asks for sm_90a"),
+        (
+            lambda document: document["proofs"][0].update(launches=["trust me"]),
+            "beyond those of a proof the launch 'tr",
+        ),
+        (lambda document: document["proofs"][0]["launches"].pop(), "lacks the launch '1 x 32, top 0 of 8 experts"),
+        (lambda document: document["proofs"][0]["launches"].append("131 x 32, grid 64"), "the launch '131 x 32, grid"),
         (lambda document: document.update(seconds=0.0), "swept in no time"),
         (lambda document: document.update(environment={}), "environment.refmoe: Field required"),
         (lambda document: document.update(note=1), "note: Extra inputs"),
@@ -143,3 +152,11 @@ def test_a_contradiction_is_refused(
 
 def test_the_subjects_of_a_document_are_those_of_the_sweep() -> None:
     assert frozenset(pieces.SUBJECTS) == SUBJECTS
+
+
+@pytest.mark.parametrize("name", ["mxfp8_quantize.linear", "expand.8x4"])
+def test_the_launches_of_a_proof_are_those_that_it_follows(name: str) -> None:
+    subject = pieces.SUBJECTS[name]
+    kernel = subject.entry("bf16", "rceil", "exact")
+    assert kernel is not None
+    assert tuple(each.name for each in launches_of(subject, kernel)) == LAUNCHES[subject.family]
