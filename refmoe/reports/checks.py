@@ -109,6 +109,7 @@ CHECKS: Mapping[str, str] = MappingProxyType(
         "drift.differs": "paths that must be equal and are not, or of which nothing was compared",
         "drift.counts": "differences that bytes, first difference and curves tell differently",
         "drift.runs": "no run; a path, a mode or a pair that is missing, there twice, or unknown",
+        "drift.drawn": "prompts or a random checkpoint that the seed does not draw; a seed of another command",
         "drift.dependent": "a sequence whose bits depend on the batch, or bits that tell otherwise",
         "convert.loss": "what the derivation says cannot be lost, lost",
         "convert.counts": "counts beyond the tensor's size, or ratios that are not those of the errors",

@@ -11,6 +11,7 @@ from refmoe.chips import CHIPS
 from refmoe.reference.mma import MODELS
 from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256, passed_refusals
+from refmoe.reports.drawn import drawn_refusals
 from refmoe.reports.environment import Environment
 from refmoe.verify.source import python_sha256
 
@@ -131,6 +132,7 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRe
     if not document["command"].startswith("refmoe drift") or not document["seconds"]:
         text = f"made by {document['command']!r} in {document['seconds']:g} s; needed refmoe drift, and a time"
         yield GateRefusal("drift.runs", text)
+    yield from first_and_count("drift.drawn", (("what it drew", text) for text in drawn_refusals(document)))
     yield from first_and_count(
         "drift.runs", ((path["name"], wrong) for path in document["paths"] for wrong in _rests(path))
     )
