@@ -127,6 +127,13 @@ PARITY: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]
     ("parity.evidence", "a device that nothing ran on", parity, lambda d: d["evidence"].update(cuda="bit-exact")),
     ("parity.evidence", "stronger words", parity, lambda d: d["evidence"].update(ptx="bit-exact on ptx: all")),
     ("parity.seconds", "no time", parity, top_key(seconds=0.0)),
+    ("parity.seconds", "no time for any case", parity, lambda d: [case.update(seconds=0.0) for case in d["cases"]]),
+    ("parity.seconds", "faster than any machine", parity, case_key(lane_instructions=10**30)),
+    ("case.schedules", "fewer than the command asks for", parity, lambda d: d.update(
+        command=f"{d['command']} --schedules 16"
+    )),
+    ("parity.command", "no schedules", parity, lambda d: d.update(command=f"{d['command']} --schedules some")),
+    ("parity.command", "a count of no end", parity, lambda d: d.update(command=f"{COMMAND} --schedules {'9' * 9999}")),
     ("parity.seconds", "longer than the run", parity, case_key(seconds=1e6)),
     ("case.id", "no case", parity, case_key(id="expand")),
     ("case.id", "a shape that the family does not have", parity, renamed("k416", "k417")),
@@ -212,6 +219,7 @@ PARITY: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]
     ("fault.list", "one twice", planted, lambda document: document["mutants"].append(document["mutants"][0])),
     ("fault.list", "one that there is not", planted, fault_key(name="999-x")),
     ("fault.list", "a harmless one", planted, fault_key(fault="A comment is changed.")),
+    ("fault.case", "after a billion cases", planted, fault_key(cases=10**9)),
     ("fault.caught", "by no case", planted, fault_key(case=None)),
     ("fault.caught", "without a finding", planted, fault_key(finding=None)),
     ("fault.caught", "where nothing differs", planted, fault_key(finding="codes[0]  x, 0 of 100 differ")),
