@@ -181,7 +181,7 @@ def document(different: int = 1, runs: int = RERUNS, errors: bool = False, **cha
     reruns = [stress.Rerun(ENTRY, str(CASE.on("cuda")), runs, different), *OTHERS]
     first = stress.Sanitized("memcheck", "errors" if errors else "skipped", "1 error" if errors else "exit status 1: not supported")
     made = stress.document_of(reruns, [first, *OTHER_TOOLS], gpu="a GPU", arch="sm_90a")
-    changed = {**made, "environment": {**made["environment"], "gpu": "a GPU"}, **changes}
+    changed = {**made, "environment": {**made["environment"], "gpu": "a GPU", "torch": "2", "driver": "CUDA 13.0"}, **changes}
     return {**changed, "digest": digest_of(changed)}
 
 

@@ -127,6 +127,10 @@ PARITY: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]
     ("parity.evidence", "a device that nothing ran on", parity, lambda d: d["evidence"].update(cuda="bit-exact")),
     ("parity.evidence", "stronger words", parity, lambda d: d["evidence"].update(ptx="bit-exact on ptx: all")),
     ("parity.seconds", "no time", parity, top_key(seconds=0.0)),
+    ("document.version", "a refmoe to come", parity, lambda d: d["environment"].update(refmoe="0.1.1")),
+    ("document.chip", "a driver of no GPU", parity, lambda d: d["environment"].update(driver="CUDA 13.0")),
+    ("document.schema", "a driver that is none", gpu, lambda d: d["environment"].update(driver="banana")),
+    ("document.schema", "a Python that is none", parity, lambda d: d["environment"].update(python="three")),
     ("parity.seconds", "no time for any case", parity, lambda d: [case.update(seconds=0.0) for case in d["cases"]]),
     ("parity.seconds", "faster than any machine", parity, case_key(lane_instructions=10**30)),
     ("case.schedules", "fewer than the command asks for", parity, lambda d: d.update(

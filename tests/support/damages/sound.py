@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from support.verify import CASE, COMMAND, result, write_document
+from support.verify import CASE, COMMAND, GPU, result, write_document
 
 from refmoe import catalog
 from refmoe.catalog import list_cases, parse_case
@@ -127,7 +127,7 @@ def stress() -> Document:
     reruns = [Rerun(f"{entries[name]}_{name}", case, RERUNS, 1) for name, case in cases.items()]
     tools = [Sanitized(tool, "clean", "ERROR SUMMARY: 0 errors") for tool in TOOLS]
     made = document_of(reruns, tools, gpu="NVIDIA H200", arch="sm_90a")
-    made["environment"]["gpu"] = "NVIDIA H200"
+    made["environment"] |= GPU
     return made
 
 
