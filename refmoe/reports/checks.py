@@ -104,6 +104,7 @@ CHECKS: Mapping[str, str] = MappingProxyType(
         "conformance.differs": "an instruction that differs",
         "conformance.counts": "totals that are not the sums of the rows, or rows that count more than they compared",
         "conformance.rows": "an instruction there twice, both run and refused, or none at all",
+        "conformance.examples": "an example that the executor computes otherwise, or of a lane that is not open",
         "litmus.counts": "totals that are not the sums of the programs, or more outcomes seen than PTX allows",
         "litmus.programs": "a program there twice, too few of them, or one that is none",
         "drift.differs": "paths that must be equal and are not, or of which nothing was compared",

@@ -88,6 +88,16 @@ def few_programs(document: Document) -> None:
     document |= {"programs": 1, "runs": row["runs"], "allowed_outcomes": row["allowed"], "seen_outcomes": row["seen"]}
 
 
+def example(before: str, after: str) -> Callable[[Document], None]:
+    """The first instruction's example says something else."""
+
+    def damage(document: Document) -> None:
+        row = document["rows"][0]
+        row["examples"] = [text.replace(before, after) for text in row["examples"]]
+
+    return damage
+
+
 PAIR = ("runs", 0, "comparisons", 0)
 UNEQUAL = ("runs", 0, "comparisons", 2)
 
@@ -152,6 +162,15 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("conformance.rows", "an unknown one", conformance, at("rows", 0, opcode="frobnicate.f32")),
     ("conformance.rows", "an unknown one that ptxas refused", conformance, top_key(refused_by_ptxas=["moo.u32"])),
     ("conformance.counts", "one lane of each", conformance, top_key(lanes=2_400)),
+    ("conformance.examples", "words", conformance, at("rows", 0, examples=["it was close"])),
+    ("conformance.examples", "another result", conformance, example("executor 0xf", "executor 0x7")),
+    ("conformance.examples", "an operand too few", conformance, example(" 0xfff0000000000002", "")),
+    ("conformance.examples", "a larger operand", conformance, example("0x7ff0", "0x17ff0")),
+    ("conformance.examples", "the same of both", conformance, example("0002, ex", "0000, ex")),
+    ("conformance.examples", "a lane that is claimed", conformance, at(
+        "rows", 0, examples=["operands 0x0 0x0: GPU 0x1, executor 0x0"]
+    )),
+    ("conformance.examples", "open lanes of an exact one", conformance, at("rows", 0, opcode="add.u64")),
     ("conformance.counts", "no example", conformance, at("rows", 0, examples=[])),
     ("document.chip", "conformance: an arch that there is not", conformance, top_key(gpu="Potato", arch="sm_7")),
     ("stress.cases", "another family's kernel", stress, at("reruns", 0, kernel="refmoe_dp4a_gemv_4_bf16")),

@@ -135,7 +135,9 @@ def stress() -> Document:
 def conformance() -> Document:
     from refmoe.silicon.conformance import Outcome, document_of
 
-    made = [Outcome("add.u32", 8, 0, 0, 0, ()), Outcome("add.f64", 8, 0, 3, 2, ("x",))]
+    # A NaN whose payload the executor does not claim.
+    lane = "operands 0x7ff0000000000000 0xfff0000000000002: GPU 0xfff8000000000002, executor 0xfff8000000000000"
+    made = [Outcome("add.u32", 8, 0, 0, 0, ()), Outcome("add.f64", 8, 0, 3, 2, (lane,))]
     document = document_of(made, ["add.f32x2"], gpu="NVIDIA H200", arch="sm_90a")
     # Instructions in which no lane differs or is open have no row.
     return {**document, "opcodes": 2_400, "lanes": 2_400 * 32_768}
