@@ -37,7 +37,7 @@ KINDS = {
 }
 
 #: Checks that refuse a document whose insides cannot be relied on to be there.
-_FORM = frozenset(("document.version", "document.digest", "document.schema"))
+_FORM = frozenset(("document.version", "document.digest", "document.schema", "bench.content"))
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ def check_reports(
     reports: dict[Path, Report] = {}
     others: dict[Path, Mapping[str, Any]] = {}
     stressed: dict[Path, Mapping[str, Any]] = {}
+    broken: set[Path] = set()
     evidence = False
     for path in found.files:
         if any(_same(path, each) for each in (baseline, renewed)) and not _is_report(path):
@@ -103,7 +104,9 @@ def check_reports(
                 others[path] = document
                 refused = KINDS[name].check(path, document, catalog.source_sha256)
                 refusals += refused
-                if name == STRESS.name and not {each.check for each in refused} & _FORM:
+                if {each.check for each in refused} & _FORM:
+                    broken.add(path)
+                elif name == STRESS.name:
                     stressed[path] = document
                 evidence |= KINDS[name].evidence
             else:
@@ -111,6 +114,7 @@ def check_reports(
                 raise ReportError(text, "document.kind")
         except ReportError as error:
             refusals.append(error.refusal)
+            broken.add(path)
     records = {path: [Record(case, catalog) for case in report.cases] for path, report in reports.items()}
     for path, report in reports.items():
         refusals += [refusal.at(shown(path)) for refusal in refusals_of(path, report, records[path], catalog)]
@@ -129,7 +133,7 @@ def check_reports(
     missed = [
         f"{shown(path)}: {target.line}"
         for path, document in others.items()
-        if document.get("kind") == BENCH.name
+        if document.get("kind") == BENCH.name and path not in broken
         for target in targets_of(document)
         if not target.reached
     ]
