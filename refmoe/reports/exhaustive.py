@@ -15,7 +15,7 @@ from refmoe.chips import KERNEL_ARCHS
 from refmoe.families import FAMILIES
 from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reports.consistency import entry_names
-from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256
+from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256, gpu_refusals
 from refmoe.reports.environment import Environment
 from refmoe.verify.source import python_text
 
@@ -165,6 +165,8 @@ SUBJECTS = frozenset(
         *("reference.mxfp8", "reference.mxfp4"),
     )
 )
+#: Pieces of a row: `refmoe.exhaustive.pieces.RANGES`.
+PIECES = 16
 #: The launches that a proof follows, by family: those of `refmoe.exhaustive.blockwise.launches_of`.
 LAUNCHES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -191,12 +193,16 @@ def _unknown(document: Mapping[str, Any]) -> Iterator[str]:
     if not document["command"].startswith("refmoe parity"):
         yield f"it was made by {document['command']!r}; needed refmoe parity"
     words = document["command"].replace("=", " ").split()
+    if "exhaustive" not in (after for word, after in itertools.pairwise(words) if word == "--level"):
+        yield f"it was made by {document['command']!r}; needed one with --level exhaustive"
     for key in ("device", "arch"):
         for said in (after for word, after in itertools.pairwise(words) if word == f"--{key}"):
             if said != document[key]:
                 yield f"it was swept for the {key} {document[key]}, and its command asks for {said}"
     if not document["seconds"]:
         yield "it was swept in no time"
+    if document["device"] == "cuda":
+        yield from (refusal.text for refusal in gpu_refusals(document["environment"]["gpu"], document["arch"]))
     if (document["device"] == "cuda") != (document["environment"]["gpu"] is not None):
         yield f"it was swept on {document['device']}, and its environment names {document['environment']['gpu']}"
     for row in document["rows"]:
@@ -212,8 +218,8 @@ def _unknown(document: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{name} is of the entry {row['entry']}; needed that of {wanted}"
         if row["blocks"] > 2 * row["pairs"]:
             yield f"{name} has {row['blocks']:,} blocks, more than its {row['pairs']:,} pairs need"
-        if row["pieces"] > row["blocks"]:
-            yield f"{name} has {row['pieces']:,} pieces of {row['blocks']:,} blocks"
+        if row["pieces"] != PIECES:
+            yield f"{name} has {row['pieces']:,} pieces; the sweep cuts it into {PIECES}"
     for proof in document["proofs"]:
         if proof["refusals"]:
             continue
@@ -222,6 +228,11 @@ def _unknown(document: Mapping[str, Any]) -> Iterator[str]:
         for words, said in ((wanted - found, "lacks"), (found - wanted, "holds beyond those of a proof")):
             if words:
                 yield f"the entry {proof['entry']} {said} the launch {min(words)!r}"
+        # The codes alone: a launch names its tokens or rows, its width, and how often a token is copied.
+        sizes = (re.match(r"(\d+) x (\d+)(?:, top (\d+) .* from 0 on)?", launch) for launch in proof["launches"])
+        codes = sum(int(m[1]) * int(m[2]) * int(m[3] or 1) for m in sizes if m and (m[3] or family != "expand"))
+        if not found - wanted and proof["bytes"] < codes:
+            yield f"the entry {proof['entry']} is proven over {proof['bytes']:,} bytes; its launches have {codes:,} codes"
         if not proof["instructions"] or not proof["shapes"]:
             yield f"the entry {proof['entry']} is proven with no instruction, or no output"
         if proof["forced"] > proof["predicates"] or proof["predicates"] > proof["instructions"]:

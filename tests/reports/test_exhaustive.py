@@ -14,8 +14,9 @@ from refmoe.exhaustive import pieces
 from refmoe.exhaustive.blockwise import launches_of
 from refmoe.exhaustive.run import document_of
 from refmoe.reports.documents import digest_of
-from refmoe.reports.exhaustive import EXHAUSTIVE, LAUNCHES, SUBJECTS, all_pairs, failures, summary
+from refmoe.reports.exhaustive import EXHAUSTIVE, LAUNCHES, PIECES, SUBJECTS, all_pairs, failures, summary
 
+COMMAND = "refmoe parity --level exhaustive"
 PAIRS = all_pairs("bf16", "exact")
 ROW = {
     "subject": "expand.8x4", "dtype": "bf16", "mode": "rceil", "edge": "exact",
@@ -24,14 +25,14 @@ ROW = {
 }  # fmt: skip
 PROOF = {
     "entry": ROW["entry"], "launches": list(LAUNCHES["expand"]), "instructions": 300, "predicates": 24, "forced": 1,
-    "bytes": 5000, "shapes": {"codes": 1, "scales": 1}, "maximum": "max.u16x2", "refusals": [],
+    "bytes": 220_212, "shapes": {"codes": 1, "scales": 1}, "maximum": "max.u16x2", "refusals": [],
 }  # fmt: skip
 
 
 @pytest.fixture
 def document() -> dict[str, Any]:
     rows, proofs = copy.deepcopy([ROW]), copy.deepcopy([PROOF])
-    return document_of(rows, proofs, device="ptx", arch="sm_120a", command="refmoe parity", seconds=1.0)
+    return document_of(rows, proofs, device="ptx", arch="sm_120a", command=COMMAND, seconds=1.0)
 
 
 def judged(document: dict[str, Any]) -> list[str]:
@@ -50,7 +51,7 @@ def test_differing_bytes_and_refused_proofs_fail(document: dict[str, Any]) -> No
         **PROOF,
         "refusals": ["line 3: a byte of codes depends on element 0 of the block 1 to the right of its own"],
     }
-    failed = document_of([row], [proof], device="ptx", arch="sm_120a", command="refmoe parity", seconds=1.0)
+    failed = document_of([row], [proof], device="ptx", arch="sm_120a", command=COMMAND, seconds=1.0)
     assert not failed["passed"]
     assert [sentence.split(":")[0] for sentence in failures(failed)] == ["expand.8x4", f"{ROW['entry']} is not proven"]
     assert judged(failed) == [f"exhaustive.json: {sentence}" for sentence in failures(failed)]
@@ -109,7 +110,18 @@ def empty_proof(document: dict[str, Any]) -> None:
         (change("dtype", "f64"), "dtype: Input should be 'bf16' or 'fp16'"),
         (change("entry", "refmoe_expand_fp16_rceil_exact_8x4"), "needed that of bf16_rceil_exact_8x4"),
         (change("blocks", 10**30), "more than its"),
-        (change("pieces", 10**12), "pieces of"),
+        (change("pieces", 10**12), "pieces; the sweep cuts it into 16"),
+        (change("pieces", 1), "has 1 pieces; the sweep cuts it into 16"),
+        (
+            lambda document: document["proofs"][0].update(bytes=100_000),
+            "over 100,000 bytes; its launches have 204,064 codes",
+        ),
+        (lambda document: document.update(command="refmoe parity"), "needed one with --level exhaustive"),
+        (lambda document: document.update(command="refmoe parity --level quick"), "needed one with --level exhaustive"),
+        (
+            lambda document: (document.update(device="cuda"), document["environment"].update(gpu="NVIDIA H200")),
+            "ran on NVIDIA H200, which is sm_90a, and says sm_120a",
+        ),
         (change("pieces", 1.5), "pieces: Input should be a valid integer"),
         (change("differing", False), "differing: Input should be a valid integer"),
         (lambda document: document["proofs"][0].update(instructions=0), "no instruction, or no output"),
@@ -152,6 +164,7 @@ def test_a_contradiction_is_refused(
 
 def test_the_subjects_of_a_document_are_those_of_the_sweep() -> None:
     assert frozenset(pieces.SUBJECTS) == SUBJECTS
+    assert pieces.RANGES == PIECES
 
 
 @pytest.mark.parametrize("name", ["mxfp8_quantize.linear", "expand.8x4"])
