@@ -395,6 +395,10 @@ def _evidence_word(record: Record, report: Report) -> Iterator[str]:
         yield "a kernel that is not refmoe's, and it does not say what it is made of"
 
 
+#: Threads of a CTA, and CTAs of a grid in x, at most: CUDA Programming Guide, technical specifications.
+_CTA = 1024
+_GRID = 2**31 - 1
+
 #: The package of the compiler of CuTe DSL.
 DSL = "nvidia-cutlass-dsl"
 
@@ -417,6 +421,8 @@ def _launches(record: Record, report: Report) -> Iterator[str]:
         said = re.fullmatch(r"(\w+) (\d+) x (\d+)", launch)
         if said is None or not said[1].startswith(entry_names(of.family)):
             yield f"the launch {launch!r}, which is none of a kernel of {of.family}"
+        elif not 1 <= int(said[3][:9]) <= _CTA or not 1 <= int(said[2][:12]) <= _GRID:
+            yield f"the launch {launch!r}; a grid has 1 to {_GRID:,} CTAs, and a CTA 1 to {_CTA:,} threads"
         elif of.device == "ptx" and 0 < of.lane_instructions < int(said[3]):
             # Of a sample of a large problem only some CTAs run, and in each every thread.
             yield f"{of.lane_instructions:,} lane instructions, and a CTA of {launch!r} alone has {said[3]} threads"

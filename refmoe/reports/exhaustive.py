@@ -232,7 +232,8 @@ def _unknown(document: Mapping[str, Any]) -> Iterator[str]:
         sizes = (re.match(r"(\d+) x (\d+)(?:, top (\d+) .* from 0 on)?", launch) for launch in proof["launches"])
         codes = sum(int(m[1]) * int(m[2]) * int(m[3] or 1) for m in sizes if m and (m[3] or family != "expand"))
         if not found - wanted and proof["bytes"] < codes:
-            yield f"the entry {proof['entry']} is proven over {proof['bytes']:,} bytes; its launches have {codes:,} codes"
+            text = f"the entry {proof['entry']} is proven over {proof['bytes']:,} bytes"
+            yield f"{text}; its launches have {codes:,} codes"
         if not proof["instructions"] or not proof["shapes"]:
             yield f"the entry {proof['entry']} is proven with no instruction, or no output"
         if proof["forced"] > proof["predicates"] or proof["predicates"] > proof["instructions"]:

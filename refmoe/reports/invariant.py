@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -258,6 +259,8 @@ def _command(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
     said = dict(itertools.pairwise(words))
     if words[:2] != ["refmoe", "invariant"]:
         yield GateRefusal("invariant.paths", f"made by {document['command']!r}; needed refmoe invariant")
+    if "--subject" in words:
+        yield GateRefusal("invariant.paths", f"made by {document['command']!r}, which tries some subjects; needed all")
     for key in ("level", "seed"):
         if said.get(f"--{key}", str(document[key])) != str(document[key]):
             yield GateRefusal(
@@ -301,6 +304,10 @@ def _difference(each: Mapping[str, Any]) -> Iterator[str]:
         yield f"its pair is {alone!r} and {batched!r}; needed this subject, first alone and then in a batch"
     if alone == batched or shown["first"] == shown["second"] or len(shown["first"]) != len(shown["second"]):
         yield f"its pair has the bytes 0x{shown['first']} and 0x{shown['second']}"
+    if not all(re.fullmatch(r"([0-9A-Fa-f]{2})+", shown[key]) for key in ("first", "second")):
+        yield f"its pair has {shown['first']!r} and {shown['second']!r}, which are no bytes"
+    if shown["elements"] > (most := TOKEN_BYTES.get(each["subject"], shown["elements"])):
+        yield f"{shown['elements']:,} elements, and a token's results have {most:,} bytes"
     if not 1 <= shown["differing"] <= shown["elements"] or shown["element"] >= shown["elements"]:
         yield f"{shown['differing']:,} of {shown['elements']:,} elements differ, the first of them {shown['element']:,}"
 

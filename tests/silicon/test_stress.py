@@ -179,9 +179,11 @@ OTHER_TOOLS = [stress.Sanitized(tool, "clean", "ERROR SUMMARY: 0 errors") for to
 
 def document(different: int = 1, runs: int = RERUNS, errors: bool = False, **changes: Any) -> dict[str, Any]:
     reruns = [stress.Rerun(ENTRY, str(CASE.on("cuda")), runs, different), *OTHERS]
-    first = stress.Sanitized("memcheck", "errors" if errors else "skipped", "1 error" if errors else "exit status 1: not supported")
+    skipped = ("skipped", "exit status 1: not supported")
+    first = stress.Sanitized("memcheck", *(("errors", "1 error") if errors else skipped))
     made = stress.document_of(reruns, [first, *OTHER_TOOLS], gpu="a GPU", arch="sm_90a")
-    changed = {**made, "environment": {**made["environment"], "gpu": "a GPU", "torch": "2", "driver": "CUDA 13.0"}, **changes}
+    machine = {"gpu": "a GPU", "torch": "2", "driver": "CUDA 13.0"}
+    changed = {**made, "environment": {**made["environment"], **machine}, **changes}
     return {**changed, "digest": digest_of(changed)}
 
 

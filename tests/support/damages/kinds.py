@@ -209,6 +209,13 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("drift.runs", "evidence that a model does not have", drift, at("paths", 0, evidence="hardware-checked")),
     ("drift.runs", "a model that there is not", drift, at("paths", 0, model="magic")),
     ("drift.runs", "an arch that there is not", drift, at("paths", 0, arch="sm_1")),
+    ("drift.runs", "a run twice", drift, append("runs")),
+    ("drift.runs", "another length of prompts", drift, at("runs", 0, "point", prompt=9)),
+    ("drift.counts", "a step that there is not", drift, at(*UNEQUAL, "first_difference", step=65)),
+    ("drift.counts", "a layer that there is not", drift, at(*UNEQUAL, "first_difference", layer=4)),
+    ("drift.counts", "a layer below the first", drift, at(*UNEQUAL, "first_difference", layer=-1)),
+    ("drift.counts", "diverged behind the end", drift, at(*UNEQUAL, diverged=[65, None])),
+    ("drift.counts", "no curves", drift, at(*UNEQUAL, curves={})),
     ("drift.drawn", "another seed", drift, top_key(seed=8)),
     ("drift.drawn", "another seed in the command", drift, top_key(command="refmoe drift --seed 8")),
     ("drift.drawn", "another seed in both", drift, top_key(command="refmoe drift --seed=8", seed=8)),
@@ -289,6 +296,15 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
         each["difference"].update(first=each["difference"]["second"])
         for each in d["certificates"] if each["difference"]
     ]),
+    ("invariant.difference", "bytes that are none", invariant, lambda d: [
+        each["difference"].update(first="zz", second="yy") for each in d["certificates"] if each["difference"]
+    ]),
+    ("invariant.difference", "more elements than bytes", invariant, lambda d: [
+        each["difference"].update(elements=10**30) for each in d["certificates"] if each["difference"]
+    ]),
+    ("invariant.paths", "a command of one subject", invariant, top_key(
+        command="refmoe invariant --level default --seed 7 --subject kernel/finalize"
+    )),
     ("invariant.difference", "more elements than there are", invariant, lambda d: [
         each["difference"].update(differing=10**9) for each in d["certificates"] if each["difference"]
     ]),

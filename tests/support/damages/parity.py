@@ -8,6 +8,7 @@ from typing import Any
 from support.damages.sound import ON_GPU, REFUSED, Document, gpu, listed, parity, planted
 from support.verify import CASE, COMMAND, STALE
 
+from refmoe.reports.consistency import entry_names
 from refmoe.verify.tolerances import TOLERANCES
 
 
@@ -80,6 +81,9 @@ def users(**changes: Any) -> Callable[[Document], None]:
 
     return damage
 
+
+#: A kernel of the first case.
+ENTRY = entry_names("expand")[0]
 
 PARITY: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]] = [
     ("document.kind", "no schema version", parity, lambda document: document.pop("schema_version")),
@@ -197,6 +201,9 @@ PARITY: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]
     ("case.model", "stronger evidence", parity, lambda d: d["cases"][2].update(model_evidence="hardware-checked")),
     ("case.model", "no evidence", parity, lambda document: document["cases"][2].update(model_evidence=None)),
     ("case.model", "an unknown model", parity, lambda document: document["cases"][2].update(model="sm130")),
+    ("case.launches", "a CTA of 5,000 threads", gpu, case_key(launches=[f"{ENTRY} 1 x 5000"])),
+    ("case.launches", "no thread", gpu, case_key(launches=[f"{ENTRY} 1 x 0"])),
+    ("case.launches", "a grid of no end", gpu, case_key(launches=[f"{ENTRY} {10**30} x 32"])),
     ("case.schedules", "on a GPU", gpu, case_key(schedules=16)),
     ("case.schedules", "fewer than the case says", parity, renamed(":seed7", ":schedules=4:seed7")),
     ("case.kernel", "ours with sources", parity, case_key(sources=["a.py"])),
