@@ -144,7 +144,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="no JSON, so no report"):
         read_report(bad)
     bad.write_bytes(b"\xff\xfe")
-    with pytest.raises(ArgumentError, match="no JSON, so no report"):
+    with pytest.raises(ArgumentError, match="byte order mark of UTF-16"):
         read_report(bad)
     bad.write_text(good.read_text().replace("10.1", "10.2"))
     with pytest.raises(ArgumentError, match="digest is not that of its content"):
