@@ -224,14 +224,14 @@ def _unknown(document: Mapping[str, Any]) -> Iterator[str]:
         if proof["refusals"]:
             continue
         family = next((name for name in LAUNCHES if proof["entry"].startswith(entry_names(name))), "")
-        wanted, found = Counter(LAUNCHES.get(family, ())), Counter(proof["launches"])
-        for words, said in ((wanted - found, "lacks"), (found - wanted, "holds beyond those of a proof")):
+        listed, held = Counter(LAUNCHES.get(family, ())), Counter(proof["launches"])
+        for words, said in ((listed - held, "lacks"), (held - listed, "holds beyond those of a proof")):
             if words:
                 yield f"the entry {proof['entry']} {said} the launch {min(words)!r}"
         # The codes alone: a launch names its tokens or rows, its width, and how often a token is copied.
         sizes = (re.match(r"(\d+) x (\d+)(?:, top (\d+) .* from 0 on)?", launch) for launch in proof["launches"])
         codes = sum(int(m[1]) * int(m[2]) * int(m[3] or 1) for m in sizes if m and (m[3] or family != "expand"))
-        if not found - wanted and proof["bytes"] < codes:
+        if not held - listed and proof["bytes"] < codes:
             text = f"the entry {proof['entry']} is proven over {proof['bytes']:,} bytes"
             yield f"{text}; its launches have {codes:,} codes"
         if not proof["instructions"] or not proof["shapes"]:

@@ -179,7 +179,9 @@ def test_the_command_and_its_exit_status(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["bench", "gpu", "--slower-than", "0.1"]).exit_code == 2
 
 
-@pytest.mark.parametrize("text", ['{"kind": NaN}', '{"kind": 1e999}', "9" * 5000, '{"kind": 1, "kind": 1}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ['{"kind": NaN}', '{"kind": 1e999}', "9" * 5000, '{"kind": 1, "kind": 1}', "[" * 100_000]
+)
 def test_what_no_json_reader_should_take_is_one_sentence(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
