@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 _PARTIAL = Path("out/mutation.jsonl")
 
-#: Mutants that are tried if nothing is said: minutes, where all of them are weeks.
-_SAMPLE = 200
-
 
 @app.command(
     epilog="Examples:\n\n"
@@ -87,7 +84,7 @@ def mutate(
     from refmoe.mutation.forked import try_forked
     from refmoe.mutation.reach import measure
     from refmoe.mutation.sites import all_sites, sampled
-    from refmoe.reports.mutation import failures
+    from refmoe.reports.mutation import DRAWN, failures
     from refmoe.verify.sweep import sweep
     from refmoe.verify.workers import choose_workers
 
@@ -102,7 +99,7 @@ def mutate(
     everywhere = all_sites(reached, floors=floor or (), operators=operator or (), kernels=kernel or ())
     sites = _named(everywhere, mutant) if mutant else everywhere
     if sample is None and not listed and not mutant:
-        sample = _SAMPLE
+        sample = DRAWN
     if sample:
         sites = sampled(sites, sample, seed)
     if listed:

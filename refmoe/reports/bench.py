@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.documents import Kind, PresentHash
@@ -23,13 +24,27 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRe
         text = "says it is a bench document, but has no name, or no rows, comparisons or medians"
         yield GateRefusal("bench.content", text)
         return
+    broken = [key for key, kind in _SHAPES.items() if key in document and not isinstance(document[key], kind)]
+    broken += ["a row"] * any(not isinstance(row, Mapping) for row in document.get("rows", ()))
+    if broken:
+        yield GateRefusal("bench.content", f"{broken[0]} of it is not what a benchmark writes there; {BENCH.again}")
+        return
     if not name.isidentifier() or not any(module.is_file() for module in _modules(name)):
         yield GateRefusal("bench.content", f"there is no benchmark {name!r}")
     yield from first_and_count("bench.figures", _times(document, name))
     rows = document.get("rows", [])
     yield from first_and_count("bench.figures", ((_row_name(row), wrong) for row in rows for wrong in _rate(row)))
+    yield from first_and_count("bench.figures", ((_row_name(row), text) for row in rows for text in _repeated(row)))
+    yield from first_and_count("bench.figures", ((name, wrong) for wrong in _speeds(document)))
     yield from (GateRefusal("bench.targets", wrong) for wrong in _targets(document))
     yield from (GateRefusal("bench.targets", wrong) for wrong in _comparisons(document))
+
+
+#: What a document holds under some keys, where it has them.
+_SHAPES: Mapping[str, tuple[type, ...]] = {
+    **{"rows": (list,), "comparisons": (Mapping,), "medians_s": (Mapping,)},
+    **{"targets": (Mapping, list), "reached": (Mapping, bool), "all_reached": (bool,)},
+}
 
 
 def _modules(name: str) -> Iterator[Path]:
@@ -68,6 +83,45 @@ def _rate(row: Any) -> Iterator[str]:
     most = (time + _ROUNDED[0]) * (rate + _ROUNDED[1]) * 1e6
     if not least <= row["traffic_bytes"] <= most:
         yield f"{row['traffic_bytes']:,} bytes in {time} us are not {rate} TB/s"
+
+
+def _repeated(row: Mapping[str, Any]) -> Iterator[str]:
+    """Of a row of a GPU's benchmark, a time or a spread that is not that of its repetitions."""
+    times = row.get("repetitions")
+    if times is None:
+        return
+    if not isinstance(times, list) or not times or not all(_is_number(time) and time >= 0 for time in times):
+        yield "its repetitions are no times"
+        return
+    for what, said, found in (
+        ("median", row.get("microseconds"), statistics.median(times)),
+        ("spread", row.get("spread"), [min(times), max(times)]),
+    ):
+        ours, theirs = (value if isinstance(value, list) else [value] for value in (said, found))
+        right = len(ours) == len(theirs) and all(map(_is_number, ours))
+        # A median of numbers that were rounded themselves.
+        if not right or any(abs(a - b) > 2 * _ROUNDED[0] for a, b in zip(ours, theirs, strict=True)):
+            yield f"its {what} is said to be {said}, and its {len(times)} repetitions have {found}"
+
+
+def _speeds(document: Mapping[str, Any]) -> Iterator[str]:
+    """Lane instructions in a second that are not those of the median time, in the document and one level below."""
+    for part in (document, *(value for value in document.values() if isinstance(value, Mapping))):
+        count, medians, speeds = (
+            part.get(key) for key in ("lane_instructions", "medians_s", "lane_instructions_per_s")
+        )
+        if not _is_number(count) or not isinstance(medians, Mapping) or not isinstance(speeds, Mapping):
+            continue
+        for name, speed in speeds.items():
+            if not _is_number(speed) or not _is_number(medians.get(name)) or medians[name] <= 0:
+                yield f"{name}: {speed} lane instructions a second, without a time"
+            elif abs(speed * medians[name] - count) > 1e-6 * count:
+                found = f"{count:,} lane instructions in {medians[name]:.4g} s"
+                yield f"{name}: {found}, which is not {speed:.4g} in a second"
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _targets(document: Mapping[str, Any]) -> Iterator[str]:

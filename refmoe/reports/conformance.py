@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from refmoe import ptx
 from refmoe.ptx import isa
@@ -93,6 +96,9 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRe
         if count > 1:
             yield GateRefusal("conformance.rows", f"the instruction {opcode} was refused {count} times")
     yield from first_and_count("conformance.counts", ((row["opcode"], wrong) for row in rows for wrong in _counts(row)))
+    if document["isa_sha256"] == isa_sha256():  # other sources compute otherwise
+        examples = ((row["opcode"], wrong) for row in rows for wrong in _examples(row))
+        yield from first_and_count("conformance.examples", examples)
 
 
 def _known(opcode: str) -> bool:
@@ -139,6 +145,49 @@ def _counts(row: Mapping[str, Any]) -> Iterator[str]:
         yield "examples of lanes that differ, where none does"
     if not row["examples"] and (row["open_differing"] or row["differing"]):
         yield "lanes that differ, and no example of one"
+
+
+#: A lane that differs, as `refmoe.silicon.conformance.compare` shows it.
+_EXAMPLE = re.compile(r"operands ((?:0x[0-9a-f]{1,32} ?)+): GPU (.+), executor (.+)")
+_TYPES = {"b16": np.uint16, "b32": np.uint32, "b64": np.uint64, "pred": np.bool_}
+
+
+def _examples(row: Mapping[str, Any]) -> Iterator[str]:
+    """Examples that the executor does not compute so, and lanes that are called open and whose result is claimed."""
+    try:
+        operation = isa.resolve(row["opcode"].partition(" ")[0])
+    except isa.NoSuchInstruction:
+        return  # of those that touch memory, whose examples no table computes
+    if row["open_lanes"] and operation.exact_when is None:
+        yield f"{row['open_lanes']:,} open lanes, and the executor claims that it is exact in all of them"
+    for example in row["examples"]:
+        said = _EXAMPLE.fullmatch(example)
+        if said is None:
+            yield f"the example {example!r}; needed operands, the GPU's result and the executor's"
+            continue
+        operands = [int(word, 16) for word in said[1].split()]
+        types = [_TYPES.get(kind) for kind in operation.sources]
+        if len(operands) != len(types):
+            yield f"an example with {len(operands)} operands; it takes {len(types)}"
+            continue
+        if said[2] == said[3]:
+            yield f"an example that does not differ: {example}"
+        if None in types:
+            continue
+        try:
+            lanes = [np.array([value], kind) for value, kind in zip(operands, types, strict=True)]
+        except OverflowError:
+            yield f"an example with an operand that no register holds: {example}"
+            continue
+        with np.errstate(all="ignore"):
+            made = operation.function(*lanes)
+            claimed = operation.exact_when is None or bool(np.all(operation.exact_when(*lanes)))
+        results = made if isinstance(made, tuple) else (made,)
+        now = " ".join(f"{int(each[0]):#x}" for each in results)
+        if now != said[3]:
+            yield f"the executor gives {now}, and the example says {said[3]}"
+        if claimed and not row["differing"]:
+            yield f"no claimed lane differs, and one is the example {example}"
 
 
 CONFORMANCE = Kind(

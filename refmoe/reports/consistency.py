@@ -21,6 +21,8 @@ from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
 from refmoe.families.family import Case
 from refmoe.museum import exhibits
+from refmoe.ptx import PtxError
+from refmoe.ptx.schedules import schedules_of
 from refmoe.reference.mma import MODELS
 from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.documents import gpu_refusals, is_sha256
@@ -29,6 +31,11 @@ from refmoe.verify.verdict import EVIDENCE, Verdict, schedule_evidence
 
 #: What clocks of two processes may differ by, in seconds.
 _CLOCK = 1.0
+
+#: Lanes of a launch that one processor steps in a second, at most: vectors of 64 bytes, four at once, at 10 GHz.
+_LANES_A_SECOND = 64 * 4 * 10_000_000_000
+#: Seconds of a case are rounded to so many.
+_TICK = 1e-4
 
 
 class Catalog(Protocol):
@@ -100,6 +107,18 @@ def _report(report: Report, records: Sequence[Record]) -> Iterator[GateRefusal]:
     if longest is not None and longest.seconds > report.seconds + _CLOCK:
         text = f"case {longest.id} took {longest.seconds:g} s of a run of {report.seconds:g} s"
         yield GateRefusal("parity.seconds", text)
+    yield from first_and_count("parity.seconds", _speed(report))
+
+
+def _speed(report: Report) -> Iterator[tuple[str, str]]:
+    """Cases that ran faster than any machine runs them."""
+    for case in report.cases:
+        most = (case.seconds + _TICK) * report.environment.processors * _LANES_A_SECOND
+        if case.kernel is None and case.verdict is Verdict.PASS and not case.seconds:
+            yield f"case {case.id}", "PASS in 0 s: to make its inputs alone takes longer"
+        elif case.lane_instructions > most:
+            text = f"{case.lane_instructions:,} lane instructions in {case.seconds:g} s"
+            yield f"case {case.id}", f"{text}, more than {report.environment.processors:,} processors run"
 
 
 def _counts(summary: Mapping[str, int]) -> str:
@@ -178,6 +197,9 @@ def _level(report: Report, catalog: Catalog) -> Iterator[GateRefusal]:
             found = f"made by {report.command!r}, which is not how a run of refmoe's kernels says what it was asked for"
             yield GateRefusal("parity.command", f"{found}; needed `refmoe parity --device ...`")
         return
+    if asked_for["schedules"] and not _asked_schedules(report.command):
+        found = f"made by {report.command!r}, and {asked_for['schedules']!r} names no schedules"
+        yield GateRefusal("parity.command", f"{found}; needed a count as 16 or numbers as 0,7")
     device, arch, level = (asked_for[name] for name in ("device", "arch", "level"))
     schedules = asked_for["schedules"]
     own = [case for case in report.cases if case.kernel is None]
@@ -373,6 +395,10 @@ def _evidence_word(record: Record, report: Report) -> Iterator[str]:
         yield "a kernel that is not refmoe's, and it does not say what it is made of"
 
 
+#: Threads of a CTA, and CTAs of a grid in x, at most: CUDA Programming Guide, technical specifications.
+_CTA = 1024
+_GRID = 2**31 - 1
+
 #: The package of the compiler of CuTe DSL.
 DSL = "nvidia-cutlass-dsl"
 
@@ -395,6 +421,8 @@ def _launches(record: Record, report: Report) -> Iterator[str]:
         said = re.fullmatch(r"(\w+) (\d+) x (\d+)", launch)
         if said is None or not said[1].startswith(entry_names(of.family)):
             yield f"the launch {launch!r}, which is none of a kernel of {of.family}"
+        elif not 1 <= int(said[3][:9]) <= _CTA or not 1 <= int(said[2][:12]) <= _GRID:
+            yield f"the launch {launch!r}; a grid has 1 to {_GRID:,} CTAs, and a CTA 1 to {_CTA:,} threads"
         elif of.device == "ptx" and 0 < of.lane_instructions < int(said[3]):
             # Of a sample of a large problem only some CTAs run, and in each every thread.
             yield f"{of.lane_instructions:,} lane instructions, and a CTA of {launch!r} alone has {said[3]} threads"
@@ -442,9 +470,26 @@ def _schedules(record: Record, report: Report) -> Iterator[str]:
     of = record.of
     if of.schedules > 1 and of.device != "ptx":
         yield f"{of.schedules} schedules on {of.device}, which has its own"
-    asked = " --schedules " in report.command
-    if of.device == "ptx" and of.verdict.ran and not asked and of.schedules < _own_schedules(of.id):
+    if of.device != "ptx" or not of.verdict.ran or of.kernel is not None:
+        return
+    asked = _asked_schedules(report.command)
+    if asked and of.schedules != asked:
+        yield f"{of.schedules} schedules, and `{report.command}` asks for {asked}"
+    if not asked and of.schedules < _own_schedules(of.id):
         yield f"{of.schedules} schedules, and the case says {_own_schedules(of.id)}"
+
+
+@functools.cache
+def _asked_schedules(command: str) -> int:
+    """The schedules that a command asks for, 0 if it does not say."""
+    said = re.search(r" --schedules (\S+)$", command)
+    if said is None:
+        return 0
+    try:
+        # A count is not counted out: a command can ask for as many as it likes.
+        return int(said[1]) if said[1].isdecimal() else len(schedules_of(said[1]))
+    except (PtxError, ValueError):
+        return 0  # the command is refused as a whole
 
 
 def _kernel(record: Record, report: Report) -> Iterator[str]:

@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from refmoe.chips import CHIPS, TARGETS
 from refmoe.reports.checks import GateRefusal, ReportError
+from refmoe.reports.environment import Environment
 from refmoe.reports.reading import json_word, read_document, shown
+from refmoe.version import __version__
 
 __all__ = [
     "EDITED",
@@ -120,7 +123,8 @@ class Kind:
             each if isinstance(each, GateRefusal) else GateRefusal("document.passed", each)
             for each in self._judged(document, present)
         ]
-        return [*time_refusals(document), *chip_refusals(document), *judged]
+        environment = environment_refusals(document.get("environment"))
+        return [*time_refusals(document), *chip_refusals(document), *environment, *judged]
 
     def _judged(self, document: Mapping[str, Any], present: PresentHash) -> Iterable[GateRefusal | str]:
         return self.judge(document, present)
@@ -181,9 +185,37 @@ def chip_refusals(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
         return
     yield from gpu_refusals(document["gpu"], document.get("arch"))
     environment = document.get("environment")
-    if isinstance(environment, Mapping) and environment.get("gpu") != document["gpu"]:
+    if not isinstance(environment, Mapping):
+        return
+    if environment.get("gpu") != document["gpu"]:
         found = f"ran on {document['gpu']}, and its environment names {environment.get('gpu') or 'no GPU'}"
         yield GateRefusal("document.chip", found)
+    for part in ("driver", "torch"):
+        if environment.get(part) is None:
+            yield GateRefusal("document.chip", f"ran on {document['gpu']}, and its environment names no {part}")
+
+
+def environment_refusals(environment: object) -> Iterator[GateRefusal]:
+    """What is wrong with where a document says that it was made: its form, and a refmoe that has not come yet."""
+    if environment is None:
+        return
+    try:
+        found = Environment.model_validate(environment, strict=True)
+    except ValidationError as error:
+        yield GateRefusal("document.schema", f"no valid environment: {first_error(error)}")
+        return
+    if _numbers(found.refmoe) > _numbers(__version__):
+        text = f"made by refmoe {found.refmoe}, and this one, which is to read it, is {__version__}"
+        yield GateRefusal("document.version", text)
+    if found.gpu is None and found.driver is not None:
+        yield GateRefusal("document.chip", f"its environment names the driver {found.driver}, and no GPU")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version, at most three: each of few digits, or it counts as large."""
+    parts = re.match(r"\d+(\.\d+)*", version)
+    numbers = tuple(int(part[:9]) for part in parts[0].split(".")[:3]) if parts else ()
+    return numbers + (0,) * (3 - len(numbers))
 
 
 def gpu_refusals(gpu: object, arch: object) -> Iterator[GateRefusal]:

@@ -11,6 +11,7 @@ from refmoe.chips import CHIPS
 from refmoe.reference.mma import MODELS
 from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256, passed_refusals
+from refmoe.reports.drawn import drawn_refusals
 from refmoe.reports.environment import Environment
 from refmoe.verify.source import python_sha256
 
@@ -131,12 +132,14 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRe
     if not document["command"].startswith("refmoe drift") or not document["seconds"]:
         text = f"made by {document['command']!r} in {document['seconds']:g} s; needed refmoe drift, and a time"
         yield GateRefusal("drift.runs", text)
+    yield from first_and_count("drift.drawn", (("what it drew", text) for text in drawn_refusals(document)))
     yield from first_and_count(
         "drift.runs", ((path["name"], wrong) for path in document["paths"] for wrong in _rests(path))
     )
     yield from _runs(document)
     for run in document["runs"]:
         yield from first_and_count("drift.counts", _counts(run))
+        yield from first_and_count("drift.counts", _places(document, run))
     yield from _dependent(document)
 
 
@@ -170,6 +173,11 @@ def _runs(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
         yield GateRefusal("drift.runs", "a path is listed twice")
     if document["base"] not in paths:
         yield GateRefusal("drift.runs", f"the base {document['base']} is none of its paths")
+    points = Counter(tuple(sorted(run["point"].items(), key=str)) for run in document["runs"])
+    for point, count in points.items():
+        if count > 1:
+            said = ", ".join(f"{name} {value}" for name, value in point)
+            yield GateRefusal("drift.runs", f"the run of {said} is there {count} times")
     modes = {one["mode"] for run in document["runs"] for one in run["comparisons"]}
     for run in document["runs"]:
         where = f"the run of batch {run['point'].get('batch')}"
@@ -188,6 +196,11 @@ def _runs(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
         if any(len(row) != document["steps"] for row in run["tokens"]):
             found = f"{where} decoded {len(run['tokens'][0])} tokens, and the document says {document['steps']} steps"
             yield GateRefusal("drift.runs", found)
+        lengths = {len(row) for row in run["prompts"]}
+        if lengths != {run["point"].get("prompt")}:
+            found = ", ".join(map(str, sorted(lengths))) or "no"
+            text = f"{where} has prompts of {found} tokens, and its point says {run['point'].get('prompt')}"
+            yield GateRefusal("drift.runs", text)
         if not len(run["prompts"]) == len(run["tokens"]) == run["point"].get("batch"):
             yield GateRefusal(
                 "drift.runs", f"{where} has {len(run['prompts'])} prompts and {len(run['tokens'])} answers"
@@ -212,6 +225,22 @@ def _counts(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield _pair(one), f"{len(one['diverged'])} sequences that diverged or not, of {len(run['prompts'])}"
         if not differing and any(step is not None for step in one["diverged"]):
             yield _pair(one), "no byte differs, and a sequence diverged"
+
+
+def _places(document: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Steps and layers that a run does not have. Step 0 is the prompt; after it come those of the document."""
+    steps, layers = document["steps"], document["checkpoint"]["config"]["num_hidden_layers"]
+    for one in run["comparisons"]:
+        first = one["first_difference"]
+        if first and first["step"] > steps:
+            yield _pair(one), f"first differs in step {first['step']:,} of {steps:,}"
+        if first and first["layer"] is not None and not 0 <= first["layer"] < layers:
+            yield _pair(one), f"first differs in layer {first['layer']:,}, and the checkpoint has {layers:,}"
+        for step in one["diverged"]:
+            if step is not None and step > steps:
+                yield _pair(one), f"a sequence diverged in step {step:,} of {steps:,}"
+        if one["bytes_differing"] and not one["curves"]:
+            yield _pair(one), f"{one['bytes_differing']:,} bytes differ, and it has no curves"
 
 
 def _any_nonzero(values: Any) -> bool:

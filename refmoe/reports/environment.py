@@ -15,20 +15,26 @@ from refmoe.version import __version__
 #: A text that is not blank.
 Word = Annotated[str, Field(pattern=r"\S")]
 
+#: A version as Python packages have them; Python itself may have a plus behind it.
+Version = Annotated[str, Field(pattern=r"^\d+(\.\d+)*((a|b|rc|\.?dev|\.?post)\d*)*(\+[\w.]*)?$")]
+
+#: A driver by the newest CUDA that it runs.
+Driver = Annotated[str, Field(pattern=r"^CUDA \d{1,3}\.\d{1,3}$")]
+
 
 class Environment(BaseModel):
     """Versions and machine of a run; None for what is not there."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    refmoe: Word
-    python: Word
-    numpy: Word
-    ml_dtypes: Word
+    refmoe: Version
+    python: Version
+    numpy: Version
+    ml_dtypes: Version
     nvcc: Word | None
-    torch: Word | None
+    torch: Version | None
     gpu: Word | None
-    driver: Word | None
+    driver: Driver | None
     platform: Word
     processors: Annotated[int, Field(ge=1)]
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from refmoe.chips import KERNEL_ARCHS
 from refmoe.families import FAMILIES
 from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reports.consistency import entry_names
-from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256
+from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256, gpu_refusals
 from refmoe.reports.environment import Environment
 from refmoe.verify.source import python_text
 
@@ -163,6 +165,25 @@ SUBJECTS = frozenset(
         *("reference.mxfp8", "reference.mxfp4"),
     )
 )
+#: Pieces of a row: `refmoe.exhaustive.pieces.RANGES`.
+PIECES = 16
+#: The launches that a proof follows, by family: those of `refmoe.exhaustive.blockwise.launches_of`.
+LAUNCHES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "mxfp8_quantize": (
+            *("24 x 2880, grid 24", "9 x 416, grid 9", "2 x 8224, grid 2", "131 x 32, grid 64"),
+            "3 x 32, grid 3, idle threads",
+        ),
+        "expand": (
+            *("24 x 2880, top 2 of 8 experts from 0 on, grid 24", "5 x 416, top 11 of 16 experts from 0 on, grid 5"),
+            *("3 x 416, top 6 of 16 experts from 0 on, grid 3", "3 x 416, top 5 of 16 experts from 0 on, grid 3"),
+            *("4 x 416, top 12 of 8 experts from 8 on, grid 4", "2 x 8224, top 1 of 8 experts from 0 on, grid 2"),
+            "131 x 32, top 3 of 8 experts from 0 on, grid 64",
+            "3 x 32, top 2 of 8 experts from 0 on, grid 3, idle threads",
+            "1 x 32, top 0 of 8 experts from 0 on, grid 1",
+        ),
+    }
+)
 #: What makes the amax of a block.
 _MAXIMA = re.compile(r"max\.[\w.]+")
 
@@ -171,8 +192,17 @@ def _unknown(document: Mapping[str, Any]) -> Iterator[str]:
     """Words and figures that no sweep has."""
     if not document["command"].startswith("refmoe parity"):
         yield f"it was made by {document['command']!r}; needed refmoe parity"
+    words = document["command"].replace("=", " ").split()
+    if "exhaustive" not in (after for word, after in itertools.pairwise(words) if word == "--level"):
+        yield f"it was made by {document['command']!r}; needed one with --level exhaustive"
+    for key in ("device", "arch"):
+        for said in (after for word, after in itertools.pairwise(words) if word == f"--{key}"):
+            if said != document[key]:
+                yield f"it was swept for the {key} {document[key]}, and its command asks for {said}"
     if not document["seconds"]:
         yield "it was swept in no time"
+    if document["device"] == "cuda":
+        yield from (refusal.text for refusal in gpu_refusals(document["environment"]["gpu"], document["arch"]))
     if (document["device"] == "cuda") != (document["environment"]["gpu"] is not None):
         yield f"it was swept on {document['device']}, and its environment names {document['environment']['gpu']}"
     for row in document["rows"]:
@@ -188,11 +218,22 @@ def _unknown(document: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{name} is of the entry {row['entry']}; needed that of {wanted}"
         if row["blocks"] > 2 * row["pairs"]:
             yield f"{name} has {row['blocks']:,} blocks, more than its {row['pairs']:,} pairs need"
-        if row["pieces"] > row["blocks"]:
-            yield f"{name} has {row['pieces']:,} pieces of {row['blocks']:,} blocks"
+        if row["pieces"] != PIECES:
+            yield f"{name} has {row['pieces']:,} pieces; the sweep cuts it into {PIECES}"
     for proof in document["proofs"]:
         if proof["refusals"]:
             continue
+        family = next((name for name in LAUNCHES if proof["entry"].startswith(entry_names(name))), "")
+        listed, held = Counter(LAUNCHES.get(family, ())), Counter(proof["launches"])
+        for words, said in ((listed - held, "lacks"), (held - listed, "holds beyond those of a proof")):
+            if words:
+                yield f"the entry {proof['entry']} {said} the launch {min(words)!r}"
+        # The codes alone: a launch names its tokens or rows, its width, and how often a token is copied.
+        sizes = (re.match(r"(\d+) x (\d+)(?:, top (\d+) .* from 0 on)?", launch) for launch in proof["launches"])
+        codes = sum(int(m[1]) * int(m[2]) * int(m[3] or 1) for m in sizes if m and (m[3] or family != "expand"))
+        if not held - listed and proof["bytes"] < codes:
+            text = f"the entry {proof['entry']} is proven over {proof['bytes']:,} bytes"
+            yield f"{text}; its launches have {codes:,} codes"
         if not proof["instructions"] or not proof["shapes"]:
             yield f"the entry {proof['entry']} is proven with no instruction, or no output"
         if proof["forced"] > proof["predicates"] or proof["predicates"] > proof["instructions"]:

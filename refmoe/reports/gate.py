@@ -25,7 +25,7 @@ from refmoe.reports.litmus import LITMUS
 from refmoe.reports.mutation import MUTATION
 from refmoe.reports.parity import CaseRecord, Report, check_report
 from refmoe.reports.reading import find_documents, read_document, shown
-from refmoe.reports.stress import STRESS
+from refmoe.reports.stress import STRESS, against_parity
 from refmoe.verify.verdict import Verdict
 
 #: Name of the baseline in a folder of reports.
@@ -35,6 +35,9 @@ BASELINE = "baseline.json"
 KINDS = {
     kind.name: kind for kind in (STRESS, CONFORMANCE, LITMUS, BENCH, DRIFT, CONVERT, MUTATION, INVARIANT, EXHAUSTIVE)
 }
+
+#: Checks that refuse a document whose insides cannot be relied on to be there.
+_FORM = frozenset(("document.version", "document.digest", "document.schema", "bench.content"))
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ def check_reports(
     refusals = list(found.refusals)
     reports: dict[Path, Report] = {}
     others: dict[Path, Mapping[str, Any]] = {}
+    stressed: dict[Path, Mapping[str, Any]] = {}
+    broken: set[Path] = set()
     evidence = False
     for path in found.files:
         if any(_same(path, each) for each in (baseline, renewed)) and not _is_report(path):
@@ -97,18 +102,25 @@ def check_reports(
                 refusals.append(_elsewhere(path, baseline))
             elif isinstance(name, str) and name in KINDS:
                 others[path] = document
-                refusals += KINDS[name].check(path, document, catalog.source_sha256)
+                refused = KINDS[name].check(path, document, catalog.source_sha256)
+                refusals += refused
+                if {each.check for each in refused} & _FORM:
+                    broken.add(path)
+                elif name == STRESS.name:
+                    stressed[path] = document
                 evidence |= KINDS[name].evidence
             else:
                 text = f"{shown(path)}: of kind {name!r}; needed one of parity, {', '.join(KINDS)}"
                 raise ReportError(text, "document.kind")
         except ReportError as error:
             refusals.append(error.refusal)
+            broken.add(path)
     records = {path: [Record(case, catalog) for case in report.cases] for path, report in reports.items()}
     for path, report in reports.items():
         refusals += [refusal.at(shown(path)) for refusal in refusals_of(path, report, records[path], catalog)]
     refusals += _twice({**{path: report.digest for path, report in reports.items()}, **_digests(others)})
     refusals += two_stories(records)
+    refusals += against_parity(stressed, reports, catalog)
     if not reports and not evidence and not refusals:
         named = ", ".join(shown(path) for path in paths)
         text = f"no report in {named}: make one with `refmoe parity --report PATH`"
@@ -121,7 +133,7 @@ def check_reports(
     missed = [
         f"{shown(path)}: {target.line}"
         for path, document in others.items()
-        if document.get("kind") == BENCH.name
+        if document.get("kind") == BENCH.name and path not in broken
         for target in targets_of(document)
         if not target.reached
     ]

@@ -51,6 +51,37 @@ SIZES: Mapping[str, tuple[int, ...]] = MappingProxyType({"default": (1, 2, 7, 8,
 FEWER = MappingProxyType(
     dict.fromkeys(("kernel/dp4a_gemv", "kernel/integer_moe-dp4a", "kernel/integer_moe-llama_cpp"), 8)
 )
+#: Bytes of one token's results by subject: all of them are compared in every case.
+TOKEN_BYTES: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (
+                *(f"layer/{name}" for name in ("cutlass", "cutlass-fused", "cutlass-ready", "cutlass-floor")),
+                *(f"layer/{name}" for name in ("cutlass-rank", "cutlass-router", "trtllm_mxfp8", "nvfp4", "marlin")),
+                *(f"layer/{name}" for name in ("triton", "trtllm", "dp4a", "llama_cpp", "llama_cpp-ready")),
+                *("kernel/integer_moe-dp4a", "kernel/integer_moe-llama_cpp"),
+            ),
+            5760,
+        ),
+        "layer/llama_cpp-q8_1": 3240,
+        **dict.fromkeys(("layer/deepseek_fp8", "layer/deepseek_fp8-trtllm"), 2816),
+        **dict.fromkeys(("kernel/mxfp8_quantize", "kernel/activation"), 462),
+        "kernel/nvfp4_quantize": 252,
+        "kernel/block_fp8_quantize": 464,
+        "kernel/block_fp8_quantize-128x128": 448,
+        **dict.fromkeys(("kernel/q8_1_quantize", "kernel/swiglu_q8_1", "kernel/finalize_q8_1"), 504),
+        "kernel/expand-mxfp8": 924,
+        "kernel/expand-nvfp4": 504,
+        "kernel/expand-fp8_token": 904,
+        "kernel/expand-copy": 1792,
+        **dict.fromkeys(("kernel/sm12x_gemm", "kernel/sm12x_nvfp4_gemm"), 288),
+        "kernel/deepseek_gemm": 512,
+        "kernel/dp4a_gemv": 128,
+        "kernel/finalize": 896,
+        "kernel/routing": 32,
+        **dict.fromkeys(("kernel/moe", "kernel/deepseek_moe", "kernel/deepseek_moe-router"), 256),
+    }
+)
 #: The words of `refmoe.batching` for neighbours and for the token that is compared.
 NEIGHBOURS = ("random", "zeros", "special", "huge", "tiny", "wide", "mirrored", "crowd", "copies", "none")
 PROBES = ("random", "mirrored", "wide", "special", "tiny")
@@ -192,7 +223,7 @@ def _paths(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
     for name, count in names.items():
         if count > 1:
             yield GateRefusal("invariant.paths", f"{name} is there {count} times")
-        if not re.fullmatch(r"(layer|kernel)/[\w.-]+", name):
+        if name not in TOKEN_BYTES:
             yield GateRefusal("invariant.paths", f"{name!r} is the name of no path and of no kernel")
     for backend in sorted({backend for backend, _ in PATHS}):
         if f"layer/{backend}" not in names:
@@ -228,6 +259,8 @@ def _command(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
     said = dict(itertools.pairwise(words))
     if words[:2] != ["refmoe", "invariant"]:
         yield GateRefusal("invariant.paths", f"made by {document['command']!r}; needed refmoe invariant")
+    if "--subject" in words:
+        yield GateRefusal("invariant.paths", f"made by {document['command']!r}, which tries some subjects; needed all")
     for key in ("level", "seed"):
         if said.get(f"--{key}", str(document[key])) != str(document[key]):
             yield GateRefusal(
@@ -243,8 +276,10 @@ def _counts(each: Mapping[str, Any]) -> Iterator[str]:
         yield f"{each['cases']:,} cases, and its sizes, positions, neighbours and ways make {most:,}"
     elif each["cases"] > most:
         yield f"{each['cases']:,} cases until it differed, of {most:,}"
-    if each["verdict"] == "invariant" and each["cases"] and each["bytes_compared"] % each["cases"]:
-        yield f"{each['bytes_compared']:,} bytes are not the same number in each of {each['cases']:,} cases"
+    every = TOKEN_BYTES.get(each["subject"])
+    if every is not None and each["bytes_compared"] != every * each["cases"]:
+        text = f"{each['bytes_compared']:,} bytes compared in {each['cases']:,} cases"
+        yield f"{text}; a token's results have {every:,} bytes, and each case compares them"
     if absent := sorted(LEAST_SIZES - set(each["sizes"])):
         yield f"no batch of {', '.join(map(str, absent))}"
     if "random" not in each["neighbours"] or not each["ways"] or not each["probes"]:
@@ -269,6 +304,10 @@ def _difference(each: Mapping[str, Any]) -> Iterator[str]:
         yield f"its pair is {alone!r} and {batched!r}; needed this subject, first alone and then in a batch"
     if alone == batched or shown["first"] == shown["second"] or len(shown["first"]) != len(shown["second"]):
         yield f"its pair has the bytes 0x{shown['first']} and 0x{shown['second']}"
+    if not all(re.fullmatch(r"([0-9A-Fa-f]{2})+", shown[key]) for key in ("first", "second")):
+        yield f"its pair has {shown['first']!r} and {shown['second']!r}, which are no bytes"
+    if shown["elements"] > (most := TOKEN_BYTES.get(each["subject"], shown["elements"])):
+        yield f"{shown['elements']:,} elements, and a token's results have {most:,} bytes"
     if not 1 <= shown["differing"] <= shown["elements"] or shown["element"] >= shown["elements"]:
         yield f"{shown['differing']:,} of {shown['elements']:,} elements differ, the first of them {shown['element']:,}"
 

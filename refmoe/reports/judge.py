@@ -9,7 +9,7 @@ from pathlib import Path
 from refmoe.errors import ArgumentError
 from refmoe.reports.checks import NAMED, GateRefusal, first_and_count
 from refmoe.reports.consistency import Catalog, Record, contradictions, repeated, smallest
-from refmoe.reports.documents import ReportError, time_refusals
+from refmoe.reports.documents import ReportError, environment_refusals, time_refusals
 from refmoe.reports.parity import CaseRecord, Report
 from refmoe.reports.planted import fault_contradictions
 from refmoe.reports.reading import read_bytes
@@ -52,6 +52,7 @@ def refusals_of(path: Path, report: Report, records: Sequence[Record], catalog: 
     for verdict, meaning in _REFUSED.items():
         yield from _refused(path, [case for case in report.cases if case.fails and case.verdict is verdict], meaning)
     yield from time_refusals({"created": report.created})
+    yield from environment_refusals(report.environment.model_dump())
     yield from contradictions(report, records, catalog)
     yield from fault_contradictions(report, catalog)
     yield from _stale_families(report.cases, catalog)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import builtins
+import functools
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+from refmoe import errors, ptx
 from refmoe.cuda.toolchain import CSRC
 from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
 from refmoe.families.case import Fields
+from refmoe.ptx import errors as faults
 from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256
 from refmoe.reports.environment import Environment, Word
 from refmoe.verify.source import file_sha256
@@ -178,6 +184,7 @@ def _implausible(document: Mapping[str, Any]) -> list[str]:
         found.append(f"{outcomes['equivalent']:,} mutants are equivalent, more than are caught")
     if not document["command"].startswith("refmoe mutate"):
         found.append(f"it was made by {document['command']!r}; needed refmoe mutate")
+    found += _sample(document)
     if not document["seconds"]:
         found.append(f"{len(mutants):,} mutants were tried in no time")
     cases = {each["id"]: each["cases"] for each in mutants}
@@ -206,6 +213,76 @@ def _foreign(each: Mapping[str, Any]) -> Iterator[str]:
             yield f"mutant {each['id']} is caught by {each['case']!r}, which is no case: {error}"
     if each["outcome"] in ("caught", "timed out", "equivalent") and not each["check"]:
         yield f"mutant {each['id']} is {each['outcome']} by no check"
+    if each["outcome"] == "timed out" and each["check"] not in (None, "time"):
+        yield f"mutant {each['id']} timed out, by the check {each['check']!r}; needed time"
+    if each["outcome"] == "caught" and each["check"] and not _catches(each["check"]):
+        yield f"mutant {each['id']} is caught by {each['check']!r}, which is the word of no check"
+    if each["outcome"] in ("survived", "does not build") and each["check"]:
+        yield f"mutant {each['id']} is {each['outcome']}, and the check {each['check']!r} found it"
+    if each["floor"] != "ptx":
+        yield from _place(each)
+
+
+def _place(each: Mapping[str, Any]) -> Iterator[str]:
+    """A place of a source that is not there. Lines may have moved: a comment does not count."""
+    parts = each["id"].removeprefix(f"{each['floor']}:{each['kernel']}:{each['operator']}:").split(":", 3)
+    folder = CSRC if each["floor"] == "cuda" else CSRC.parent
+    if len(parts) < 4 or not all(number.isdecimal() for number in parts[1:3]):
+        yield f"mutant {each['id']} does not name its file, line, column and change"
+        return
+    file, _, _, change = parts
+    text = _text(folder / file) if ".." not in Path(file).parts else None
+    if text is None or Path(file).with_suffix("").as_posix() != each["kernel"]:
+        yield f"mutant {each['id']} is of the file {file}, which is none of {each['kernel']}"
+        return
+    before = change.partition(" -> ")[0].split(" ")[0]
+    if before not in text:
+        yield f"mutant {each['id']} replaces {before!r}, which {file} does not have"
+
+
+@functools.cache
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return None
+
+
+def _catches(word: str) -> bool:
+    """Whether a check is called so, or so begins a finding that has no word, which is of several words.
+
+    The words of the executor are those of its sources: the kinds of its faults, and the names of its errors.
+    """
+    if not re.fullmatch(r"\w+", word):
+        return True
+    return word in ("bytes", "refusal", "exception") or word in _words_of_the_executor()
+
+
+@functools.cache
+def _words_of_the_executor() -> frozenset[str]:
+    texts = (file.read_text(encoding="utf-8") for file in Path(ptx.__file__).parent.rglob("*.py"))
+    quoted = (word for text in texts for word in re.findall(r'"([a-z]+)"', text))
+    named = {name for module in (faults, errors, builtins) for name in vars(module) if name[0].isupper()}
+    return frozenset((*quoted, *named, "race", "undefined", "deadlock", "misuse", "endless"))
+
+
+#: Mutants that `refmoe mutate` draws where it is not told how many: minutes, where all of them are weeks.
+DRAWN = 200
+
+
+def _sample(document: Mapping[str, Any]) -> Iterator[str]:
+    """A number of mutants that the command does not try."""
+    words = document["command"].replace("=", " ").split()
+    if "--mutant" in words:
+        return
+    asked = words[words.index("--sample") + 1 :][:1] if "--sample" in words else [str(DRAWN)]
+    if not asked or not asked[0].isdecimal():
+        yield f"it was made by {document['command']!r}, which does not say how many mutants it draws"
+        return
+    of, tried = document["sample"]["of"], document["sample"]["tried"]
+    needed = min(int(asked[0]) or of, of)
+    if tried != needed:
+        yield f"it tried {tried:,} of {of:,} mutants, and {document['command']!r} tries {needed:,}"
 
 
 def _sources(stated: Mapping[str, str]) -> set[str]:

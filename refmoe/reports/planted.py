@@ -64,7 +64,7 @@ def known_faults(families: set[str]) -> Mapping[str, Fault]:
 def _listing(mutants: Sequence[MutantRecord], known: Mapping[str, Fault]) -> Iterator[tuple[str, str]]:
     held = Counter(mutant.name for mutant in mutants)
     elsewhere = {fault.name for exhibit in exhibits().values() for fault in exhibit.faults}
-    for name in known.keys() - held.keys():
+    for name in sorted(known.keys() - held.keys()):
         yield f"the planted fault {name}", "is not in the report; run it again"
     for name, count in held.items():
         if count > 1:
@@ -107,6 +107,8 @@ def _case(
     record = by_id.get(mutant.case)
     if mutant.caught and record is not None and record.verdict is not Verdict.PASS:
         yield f"is caught by {mutant.case}, which is {record.verdict.value} without it"
+    if fault is not None and mutant.cases > max(len(by_id), 1) and mutant.cases > len(fault.cases()):
+        yield f"{mutant.cases:,} cases ran on it, and there are {len(fault.cases()):,}"
     if case in case.family.refusals:
         yield f"is caught by {mutant.case}, which the kernel refuses"
     families = _launching(fault) if isinstance(fault, Patch) else None

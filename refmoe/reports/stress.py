@@ -5,21 +5,29 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
 from refmoe.families.case import Fields
 from refmoe.reports.checks import GateRefusal, first_and_count
-from refmoe.reports.consistency import entry_names
+from refmoe.reports.consistency import Catalog, entry_names
 from refmoe.reports.documents import Count, Kind, Model, PresentHash, Sha256, passed_refusals
 from refmoe.reports.environment import Environment
+from refmoe.reports.parity import Report
+from refmoe.reports.reading import shown
+from refmoe.verify.verdict import Verdict
 
 #: How often every kernel runs.
 RERUNS = 100
 
 #: The tools of compute-sanitizer that watch it.
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+
+#: Why a tool is skipped: see `refmoe.silicon.stress.sanitize`.
+NO_TOOL = "no compute-sanitizer on PATH"
+_SKIPPED = re.compile(rf"{NO_TOOL}|not done after \d+ s|exit status -?\d+: .*", re.DOTALL)
 
 
 class RerunRecord(Model):
@@ -103,6 +111,16 @@ def _tools(rows: list[Mapping[str, Any]]) -> Iterator[GateRefusal]:
         if row["verdict"] == "clean" and (any(counted) or not counted):
             text = f"{row['tool']} is said to be clean, and its summary is: {row['summary']}"
             yield GateRefusal("stress.tools", text)
+        if row["verdict"] == "skipped" and not _SKIPPED.fullmatch(row["summary"]):
+            text = f"{row['tool']} is skipped, for what is no reason of `refmoe stress`: {row['summary']}"
+            yield GateRefusal("stress.tools", text)
+    ran = [row["tool"] for row in rows if row["verdict"] != "skipped"]
+    if rows and not ran:
+        text = f"no tool of compute-sanitizer watched the kernels: {rows[0]['tool']} {rows[0]['summary']}"
+        yield GateRefusal("stress.tools", f"{text}; needed one that ran")
+    for row in rows:
+        if ran and row["verdict"] == "skipped" and row["summary"] == NO_TOOL:
+            yield GateRefusal("stress.tools", f"{row['tool']} is skipped for {NO_TOOL}, and {ran[0]} ran")
 
 
 def _reruns(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
@@ -130,6 +148,49 @@ def _reruns(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
         "stress.runs",
         ((row["kernel"], f"{row['different_outputs']} different outputs of {row['runs']} runs") for row in more),
     )
+
+
+def against_parity(
+    documents: Mapping[Path, Mapping[str, Any]], reports: Mapping[Path, Report], catalog: Catalog
+) -> Iterator[GateRefusal]:
+    """Where documents and parity reports of one chip tell of different kernels.
+
+    A document has each kernel that the cases of the quick level launch. A parity report says which those are.
+
+    Args:
+        documents: of this kind, by file; each of the form of `StressDocument`.
+        reports: parity reports, by file.
+        catalog: what the sources say now.
+    """
+    if not documents or not any(case.device == "cuda" for report in reports.values() for case in report.cases):
+        return
+    quick = {str(case) for case in catalog.list_cases("quick", tuple(FAMILIES), "cuda", None)}
+    for path, document in documents.items():
+        arch, sources = document["arch"], document["source_sha256"]
+        ran = {row["kernel"] for row in document["reruns"]}
+        by_case: dict[str, set[str]] = {}
+        for row in document["reruns"]:
+            by_case.setdefault(row["case"], set()).add(row["kernel"])
+        lacking: dict[str, str] = {}
+        wrong = []
+        for where, report in reports.items():
+            for case in report.cases:
+                if case.device != "cuda" or case.kernel is not None or case.verdict is not Verdict.PASS:
+                    continue
+                # Other sources launch other kernels.
+                if case.arch != arch or sources.get(case.family) != case.source_sha256:
+                    continue
+                launched = {launch.partition(" ")[0] for launch in case.launches}
+                if case.id in quick:
+                    for kernel in launched - ran:
+                        text = f"{case.id} launches it in {shown(where)}; {STRESS.again}"
+                        lacking.setdefault(f"{shown(path)}: the kernel {kernel} did not run again and again", text)
+                for kernel in by_case.get(case.id, set()) - launched:
+                    found = ", ".join(sorted(launched)) or "nothing"
+                    text = f"{case.id} is said to launch it, and launches {found} in {shown(where)}"
+                    wrong.append((f"{shown(path)}: the kernel {kernel}", text))
+        yield from first_and_count("stress.cases", sorted(lacking.items()))
+        yield from first_and_count("stress.cases", wrong)
 
 
 def _single() -> set[str]:

@@ -25,7 +25,7 @@ from refmoe.families import FAMILIES
 from refmoe.families.family import Case
 from refmoe.reports.documents import digest_of
 from refmoe.reports.environment import current_environment
-from refmoe.reports.stress import RERUNS, STRESS, TOOLS, failures
+from refmoe.reports.stress import NO_TOOL, RERUNS, STRESS, TOOLS, failures
 
 #: Watches our kernels alone, not torch's.
 OURS = ("--kernel-name", "kernel_substring=refmoe_")
@@ -135,7 +135,7 @@ def sanitize(tool: str, cases: Sequence[Case], seconds: float) -> Sanitized:
     """One tool over the cases, in a process of its own that may take `seconds`."""
     program = shutil.which("compute-sanitizer")
     if program is None:
-        return Sanitized(tool, "skipped", "no compute-sanitizer on PATH")
+        return Sanitized(tool, "skipped", NO_TOOL)
     watch = ("--tool", tool, *OPTIONS[tool])
     command = [program, *watch, "--error-exitcode", str(ERRORS_FOUND), sys.executable, "-m", "refmoe", "parity"]
     command += ["--device", "cuda", *(word for case in cases for word in ("--case", str(case)))]

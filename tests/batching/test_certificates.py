@@ -413,3 +413,11 @@ def test_the_gate_knows_what_a_certificate_is_made_of() -> None:
     for each in subjects().values():
         assert judged.RESTS_ON[each.name.partition("/")[0]] == each.rests_on
         assert min(each.most, SIZES[-1]) == judged.FEWER.get(each.name, SIZES[-1])
+    assert judged.TOKEN_BYTES.keys() == subjects().keys()
+
+
+@pytest.mark.parametrize("name", [name for name in subjects() if name.startswith("layer/")])
+def test_the_gate_knows_how_many_bytes_a_token_of_a_layer_has(name: str) -> None:
+    each = subjects()[name]
+    results = token_results(each, Call(name, "random", 1, 0, "none", each.ways[0], 7))
+    assert sum(array.nbytes for array in results.values()) == judged.TOKEN_BYTES[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -140,10 +141,10 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="cannot be read"):
         read_report(bad)
     bad.write_text(good.read_text()[:-20])
-    with pytest.raises(ArgumentError, match="which is no JSON"):
+    with pytest.raises(ArgumentError, match="no JSON, so no report"):
         read_report(bad)
     bad.write_bytes(b"\xff\xfe")
-    with pytest.raises(ArgumentError, match="which is no JSON"):
+    with pytest.raises(ArgumentError, match="byte order mark of UTF-16"):
         read_report(bad)
     bad.write_text(good.read_text().replace("10.1", "10.2"))
     with pytest.raises(ArgumentError, match="digest is not that of its content"):
@@ -176,3 +177,20 @@ def test_the_command_and_its_exit_status(tmp_path: Path) -> None:
     assert "needed two reports" in text
     assert CliRunner().invoke(app, ["bench", "quantize", str(a)]).exit_code == 2
     assert CliRunner().invoke(app, ["bench", "gpu", "--slower-than", "0.1"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "text", ['{"kind": NaN}', '{"kind": 1e999}', "9" * 5000, '{"kind": 1, "kind": 1}', "[" * 100_000]
+)
+def test_what_no_json_reader_should_take_is_one_sentence(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(ArgumentError, match="no JSON, so no report"):
+        read_report(path)
+
+
+def test_a_pipe_makes_nobody_wait(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+    with pytest.raises(ArgumentError, match="a pipe, and no file"):
+        read_report(path)

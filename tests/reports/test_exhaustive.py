@@ -11,10 +11,12 @@ import pytest
 
 from refmoe.catalog import source_sha256
 from refmoe.exhaustive import pieces
+from refmoe.exhaustive.blockwise import launches_of
 from refmoe.exhaustive.run import document_of
 from refmoe.reports.documents import digest_of
-from refmoe.reports.exhaustive import EXHAUSTIVE, SUBJECTS, all_pairs, failures, summary
+from refmoe.reports.exhaustive import EXHAUSTIVE, LAUNCHES, PIECES, SUBJECTS, all_pairs, failures, summary
 
+COMMAND = "refmoe parity --level exhaustive"
 PAIRS = all_pairs("bf16", "exact")
 ROW = {
     "subject": "expand.8x4", "dtype": "bf16", "mode": "rceil", "edge": "exact",
@@ -22,15 +24,15 @@ ROW = {
     "bytes": 3 * PAIRS, "differing": 0, "first": None,
 }  # fmt: skip
 PROOF = {
-    "entry": ROW["entry"], "launches": ["24 x 2880, grid 24"], "instructions": 300, "predicates": 24, "forced": 1,
-    "bytes": 5000, "shapes": {"codes": 1, "scales": 1}, "maximum": "max.u16x2", "refusals": [],
+    "entry": ROW["entry"], "launches": list(LAUNCHES["expand"]), "instructions": 300, "predicates": 24, "forced": 1,
+    "bytes": 220_212, "shapes": {"codes": 1, "scales": 1}, "maximum": "max.u16x2", "refusals": [],
 }  # fmt: skip
 
 
 @pytest.fixture
 def document() -> dict[str, Any]:
     rows, proofs = copy.deepcopy([ROW]), copy.deepcopy([PROOF])
-    return document_of(rows, proofs, device="ptx", arch="sm_120a", command="refmoe parity", seconds=1.0)
+    return document_of(rows, proofs, device="ptx", arch="sm_120a", command=COMMAND, seconds=1.0)
 
 
 def judged(document: dict[str, Any]) -> list[str]:
@@ -49,7 +51,7 @@ def test_differing_bytes_and_refused_proofs_fail(document: dict[str, Any]) -> No
         **PROOF,
         "refusals": ["line 3: a byte of codes depends on element 0 of the block 1 to the right of its own"],
     }
-    failed = document_of([row], [proof], device="ptx", arch="sm_120a", command="refmoe parity", seconds=1.0)
+    failed = document_of([row], [proof], device="ptx", arch="sm_120a", command=COMMAND, seconds=1.0)
     assert not failed["passed"]
     assert [sentence.split(":")[0] for sentence in failures(failed)] == ["expand.8x4", f"{ROW['entry']} is not proven"]
     assert judged(failed) == [f"exhaustive.json: {sentence}" for sentence in failures(failed)]
@@ -108,7 +110,18 @@ def empty_proof(document: dict[str, Any]) -> None:
         (change("dtype", "f64"), "dtype: Input should be 'bf16' or 'fp16'"),
         (change("entry", "refmoe_expand_fp16_rceil_exact_8x4"), "needed that of bf16_rceil_exact_8x4"),
         (change("blocks", 10**30), "more than its"),
-        (change("pieces", 10**12), "pieces of"),
+        (change("pieces", 10**12), "pieces; the sweep cuts it into 16"),
+        (change("pieces", 1), "has 1 pieces; the sweep cuts it into 16"),
+        (
+            lambda document: document["proofs"][0].update(bytes=100_000),
+            "over 100,000 bytes; its launches have 204,064 codes",
+        ),
+        (lambda document: document.update(command="refmoe parity"), "needed one with --level exhaustive"),
+        (lambda document: document.update(command="refmoe parity --level quick"), "needed one with --level exhaustive"),
+        (
+            lambda document: (document.update(device="cuda"), document["environment"].update(gpu="NVIDIA H200")),
+            "ran on NVIDIA H200, which is sm_90a, and says sm_120a",
+        ),
         (change("pieces", 1.5), "pieces: Input should be a valid integer"),
         (change("differing", False), "differing: Input should be a valid integer"),
         (lambda document: document["proofs"][0].update(instructions=0), "no instruction, or no output"),
@@ -120,6 +133,14 @@ def empty_proof(document: dict[str, Any]) -> None:
         (lambda document: document.update(arch="sm_1"), "arch: Input should be"),
         (lambda document: document.update(device="cuda"), "swept on cuda, and its environment names None"),
         (lambda document: document.update(command="echo"), "needed refmoe parity"),
+        (lambda document: document.update(command="refmoe parity --device cuda"), "its command asks for cuda"),
+        (lambda document: document.update(command="refmoe parity --arch=sm_90a"), "its command asks for sm_90a"),
+        (
+            lambda document: document["proofs"][0].update(launches=["trust me"]),
+            "beyond those of a proof the launch 'tr",
+        ),
+        (lambda document: document["proofs"][0]["launches"].pop(), "lacks the launch '1 x 32, top 0 of 8 experts"),
+        (lambda document: document["proofs"][0]["launches"].append("131 x 32, grid 64"), "the launch '131 x 32, grid"),
         (lambda document: document.update(seconds=0.0), "swept in no time"),
         (lambda document: document.update(environment={}), "environment.refmoe: Field required"),
         (lambda document: document.update(note=1), "note: Extra inputs"),
@@ -143,3 +164,12 @@ def test_a_contradiction_is_refused(
 
 def test_the_subjects_of_a_document_are_those_of_the_sweep() -> None:
     assert frozenset(pieces.SUBJECTS) == SUBJECTS
+    assert pieces.RANGES == PIECES
+
+
+@pytest.mark.parametrize("name", ["mxfp8_quantize.linear", "expand.8x4"])
+def test_the_launches_of_a_proof_are_those_that_it_follows(name: str) -> None:
+    subject = pieces.SUBJECTS[name]
+    kernel = subject.entry("bf16", "rceil", "exact")
+    assert kernel is not None
+    assert tuple(each.name for each in launches_of(subject, kernel)) == LAUNCHES[subject.family]

@@ -15,7 +15,7 @@ from refmoe.mutation.site import Site
 from refmoe.mutation.trial import Tried
 from refmoe.reports.documents import digest_of
 from refmoe.reports.gate import check_reports
-from refmoe.reports.mutation import BAR, figures
+from refmoe.reports.mutation import BAR, _catches, _place, figures
 
 Document = dict[str, Any]
 
@@ -30,7 +30,8 @@ def tried(number: int, outcome: str = "caught", kernel: str = "quantize") -> Tri
 
 def document(*more: Tried, caught: int = 100, reasons: dict[str, dict[str, str]] | None = None) -> Document:
     found = [*(tried(number) for number in range(caught)), *more]
-    return mutation_document(found, of=1000, seed=7, command="refmoe mutate", seconds=1.0, reasons=reasons or {})
+    command = f"refmoe mutate --sample {len(found)}"
+    return mutation_document(found, of=1000, seed=7, command=command, seconds=1.0, reasons=reasons or {})
 
 
 def refusals(tmp_path: Path, made: Document) -> list[str]:
@@ -141,6 +142,15 @@ DAMAGE: list[tuple[Callable[[Document], Any], str]] = [
         "90 mutants are equivalent, more than are caught",
     ),
     (lambda made: made.update(schema_version="0"), "schema version 0"),
+    (lambda made: first(made).update(check="banana"), "is caught by 'banana', which is the word of no check"),
+    (lambda made: first(made).update(outcome="timed out", check="bytes"), "timed out, by the check 'bytes'"),
+    (lambda made: made["mutants"][-1].update(check="bytes"), "is survived, and the check 'bytes' found it"),
+    (lambda made: made.update(command="refmoe mutate"), "tried 101 of 1,000 mutants, and 'refmoe mutate' tries 200"),
+    (lambda made: made.update(command="refmoe mutate --sample=0"), "--sample=0' tries 1,000"),
+    (lambda made: made.update(command="refmoe mutate --sample"), "does not say how many mutants it draws"),
+    (lambda made: first(made).update(id="cuda:quantize:guard:gone.cu:1:1:a -> b"), "is of the file gone.cu"),
+    (lambda made: first(made).update(id="cuda:quantize:guard:quantize.cu:1:1:zebra -> b"), "replaces 'zebra'"),
+    (lambda made: first(made).update(id="cuda:quantize:guard:quantize.cu"), "does not name its file, line, column"),
 ]
 
 
@@ -178,3 +188,21 @@ def test_a_reason_without_a_sentence_or_with_a_verdict_of_its_own_is_refused(tmp
         path.write_text(json.dumps({"an id": damaged}))
         with pytest.raises(ArgumentError, match="reasons"):
             read_reasons(path)
+
+
+def test_words_of_checks_are_known() -> None:
+    """Those of a committed report of planted faults, and those that a trial makes itself."""
+    committed = json.loads((Path(__file__).parents[2] / "reports/ptx.json").read_text())
+    assert [each["check"] for each in committed["mutants"] if not _catches(each["check"])] == []
+    assert all(map(_catches, ("exception", "refusal", "bytes", "another thread's", "ValueError")))
+
+
+def test_a_mutant_of_every_file_is_at_a_place_that_there_is() -> None:
+    for site in (*next_sites(cuda), *next_sites(host)):
+        of = {"id": site.id, "floor": site.floor, "kernel": site.kernel, "operator": site.operator}
+        assert list(_place(of)) == []
+
+
+def next_sites(module: Any) -> list[Site]:
+    """Some mutants of each file."""
+    return [site for file in module.files() for site in list(module.sites(file))[::40]]

@@ -39,9 +39,10 @@ from support.damages.sound import (
     sealed,
     stress,
 )
-from support.verify import CASE
+from support.verify import CASE, STALE
 from typer.testing import CliRunner
 
+from refmoe.catalog import list_cases
 from refmoe.cli import app
 from refmoe.families import FAMILIES
 from refmoe.reports import reading
@@ -95,6 +96,30 @@ def test_a_damaged_document_is_refused_for_what_was_done_to_it(
 def test_the_documents_pass_before_they_are_damaged(made: Callable[[], Document], folder: Path) -> None:
     sealed(folder / "good.json", parity())
     assert gate(folder / "good.json", sealed(folder / "a.json", made())).refusals == ()
+
+
+def test_kernels_that_a_parity_report_launched_have_to_be_those_of_a_stress_report(folder: Path) -> None:
+    """A document of one kernel a family is caught by what the quick cases launched on that chip."""
+    quick = str(list_cases("quick", ("expand",), "cuda")[0])
+    report, document = copy.deepcopy(gpu()), copy.deepcopy(stress())
+    (row,) = [row for row in document["reruns"] if row["case"] == quick]
+    report["cases"][0] |= {"id": quick, "repro": f"refmoe repro '{quick}'", "launches": [f"{row['kernel']} 1 x 32"]}
+    report["cases"][0] |= {"source_sha256": document["source_sha256"]["expand"], "arch": document["arch"]}
+    sealed(folder / "a.json", report)
+
+    def said(**changes: Any) -> list[str]:
+        row.update(changes)
+        found = gate(folder / "a.json", sealed(folder / "b.json", document)).found
+        return [each.text for each in found if each.check == "stress.cases"]
+
+    kernel = row["kernel"]
+    assert said() == []
+    lacking, wrong = said(kernel=f"{kernel}_other")
+    assert lacking.startswith(f"{folder}/b.json: the kernel {kernel} did not run again and again: {quick} launches it")
+    assert wrong.endswith(f"{quick} is said to launch it, and launches {kernel} in {folder}/a.json")
+    # Other sources launch other kernels.
+    document["source_sha256"]["expand"] = STALE
+    assert said() == []
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

@@ -201,7 +201,7 @@ def test_a_wrong_claimed_lane_and_a_wrong_open_one_are_counted_apart() -> None:
 
 def document(differing: int = 0, **changes: Any) -> dict[str, Any]:
     good = conformance.Outcome("add.u32", 8, 0, 0, 0, ())
-    bad = conformance.Outcome("sub.u32", 8, differing, 0, 0, ("operands 0x1 0x2: GPU 0x0, executor 0x1",))
+    bad = conformance.Outcome("sub.u32", 8, differing, 0, 0, ("operands 0x1 0x2: GPU 0x0, executor 0xffffffff",))
     made = conformance.document_of([good, bad], ["add.f32x2"], gpu="a GPU", arch="sm_90a")
     changed = {**made, **changes}
     return {**changed, "digest": digest_of(changed)} if changes else made
@@ -264,7 +264,7 @@ def test_the_command_says_what_differs(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "c.json"
     found = invoke(monkeypatch, lambda progress: document(differing=3), "--report", str(path))
     assert found.exit_code == 1
-    assert "MISMATCH sub.u32: 3 of 8 lanes differ; operands 0x1 0x2: GPU 0x0, executor 0x1" in found.output
+    assert "MISMATCH sub.u32: 3 of 8 lanes differ; operands 0x1 0x2: GPU 0x0, executor 0xffffffff" in found.output
     assert json.loads(path.read_text()) == document(differing=3)
     found = invoke(monkeypatch, lambda progress: document())
     assert found.exit_code == 0

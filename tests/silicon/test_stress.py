@@ -179,9 +179,11 @@ OTHER_TOOLS = [stress.Sanitized(tool, "clean", "ERROR SUMMARY: 0 errors") for to
 
 def document(different: int = 1, runs: int = RERUNS, errors: bool = False, **changes: Any) -> dict[str, Any]:
     reruns = [stress.Rerun(ENTRY, str(CASE.on("cuda")), runs, different), *OTHERS]
-    first = stress.Sanitized("memcheck", "errors" if errors else "skipped", "1 error" if errors else "not supported")
+    skipped = ("skipped", "exit status 1: not supported")
+    first = stress.Sanitized("memcheck", *(("errors", "1 error") if errors else skipped))
     made = stress.document_of(reruns, [first, *OTHER_TOOLS], gpu="a GPU", arch="sm_90a")
-    changed = {**made, "environment": {**made["environment"], "gpu": "a GPU"}, **changes}
+    machine = {"gpu": "a GPU", "torch": "2", "driver": "CUDA 13.0"}
+    changed = {**made, "environment": {**made["environment"], **machine}, **changes}
     return {**changed, "digest": digest_of(changed)}
 
 
@@ -242,7 +244,7 @@ def test_the_command_says_what_differs(tmp_path: Path, monkeypatch: pytest.Monke
     assert json.loads(path.read_text()) == document(different=2)
     found = invoke(monkeypatch, lambda progress: document())
     assert found.exit_code == 0
-    assert "memcheck: skipped: not supported" in found.output
+    assert "memcheck: skipped: exit status 1: not supported" in found.output
     count = len(FAMILIES) + 1
     assert f"{count} kernels on a GPU (sm_90a), 100 runs each: {count} gave the same bytes every time" in found.output
 

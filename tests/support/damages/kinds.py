@@ -88,6 +88,16 @@ def few_programs(document: Document) -> None:
     document |= {"programs": 1, "runs": row["runs"], "allowed_outcomes": row["allowed"], "seen_outcomes": row["seen"]}
 
 
+def example(before: str, after: str) -> Callable[[Document], None]:
+    """The first instruction's example says something else."""
+
+    def damage(document: Document) -> None:
+        row = document["rows"][0]
+        row["examples"] = [text.replace(before, after) for text in row["examples"]]
+
+    return damage
+
+
 PAIR = ("runs", 0, "comparisons", 0)
 UNEQUAL = ("runs", 0, "comparisons", 2)
 
@@ -98,6 +108,14 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("document.chip", "stress: no name", stress, top_key(gpu="")),
     ("document.chip", "stress: another chip", stress, top_key(arch="sm_120a")),
     ("document.chip", "stress: another environment", stress, at("environment", gpu=None)),
+    ("document.chip", "stress: no driver", stress, at("environment", driver=None)),
+    ("document.chip", "stress: no torch", stress, at("environment", torch=None)),
+    ("document.chip", "drift: a driver of no GPU", drift, at("environment", driver="CUDA 13.0")),
+    ("document.schema", "stress: a driver that is none", stress, at("environment", driver="banana")),
+    ("document.schema", "drift: a numpy that is none", drift, at("environment", numpy="the newest")),
+    ("document.schema", "bench: a torch that is none", bench, top_key(environment={"torch": "yes"})),
+    ("document.version", "drift: a refmoe to come", drift, at("environment", refmoe="9.9")),
+    ("document.version", "drift: a refmoe of no end", drift, at("environment", refmoe="9" * 9999)),
     ("document.passed", "stress: did not pass", stress, top_key(passed=False)),
     ("stale.kernel", "stress: another source", stress, at("source_sha256", expand=STALE)),
     ("stale.kernel", "stress: no source", stress, lambda document: document["source_sha256"].pop("expand")),
@@ -117,6 +135,15 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("stress.tools", "clean with errors", stress, at("sanitizers", 0, summary="ERROR SUMMARY: 3 errors")),
     ("stress.tools", "errors", stress, at("sanitizers", 0, verdict="errors")),
     ("stress.tools", "skipped without a reason", stress, at("sanitizers", 0, verdict="skipped", summary="")),
+    ("stress.tools", "skipped for a reason that is none", stress, at(
+        "sanitizers", 0, verdict="skipped", summary="the weather"
+    )),
+    ("stress.tools", "all skipped", stress, lambda d: [
+        row.update(verdict="skipped", summary="not done after 9 s") for row in d["sanitizers"]
+    ]),
+    ("stress.tools", "one not there, and others ran", stress, at(
+        "sanitizers", 0, verdict="skipped", summary="no compute-sanitizer on PATH"
+    )),
     ("document.schema", "conformance: an unknown key", conformance, at("rows", 0, ok=True)),
     ("document.schema", "conformance: a negative count", conformance, top_key(differing_opcodes=-1)),
     ("document.chip", "conformance: another chip", conformance, top_key(arch="sm_121a")),
@@ -135,6 +162,15 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("conformance.rows", "an unknown one", conformance, at("rows", 0, opcode="frobnicate.f32")),
     ("conformance.rows", "an unknown one that ptxas refused", conformance, top_key(refused_by_ptxas=["moo.u32"])),
     ("conformance.counts", "one lane of each", conformance, top_key(lanes=2_400)),
+    ("conformance.examples", "words", conformance, at("rows", 0, examples=["it was close"])),
+    ("conformance.examples", "another result", conformance, example("executor 0xf", "executor 0x7")),
+    ("conformance.examples", "an operand too few", conformance, example(" 0xfff0000000000002", "")),
+    ("conformance.examples", "a larger operand", conformance, example("0x7ff0", "0x17ff0")),
+    ("conformance.examples", "the same of both", conformance, example("0002, ex", "0000, ex")),
+    ("conformance.examples", "a lane that is claimed", conformance, at(
+        "rows", 0, examples=["operands 0x0 0x0: GPU 0x1, executor 0x0"]
+    )),
+    ("conformance.examples", "open lanes of an exact one", conformance, at("rows", 0, opcode="add.u64")),
     ("conformance.counts", "no example", conformance, at("rows", 0, examples=[])),
     ("document.chip", "conformance: an arch that there is not", conformance, top_key(gpu="Potato", arch="sm_7")),
     ("stress.cases", "another family's kernel", stress, at("reruns", 0, kernel="refmoe_dp4a_gemv_4_bf16")),
@@ -173,6 +209,25 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("drift.runs", "evidence that a model does not have", drift, at("paths", 0, evidence="hardware-checked")),
     ("drift.runs", "a model that there is not", drift, at("paths", 0, model="magic")),
     ("drift.runs", "an arch that there is not", drift, at("paths", 0, arch="sm_1")),
+    ("drift.runs", "a run twice", drift, append("runs")),
+    ("drift.runs", "another length of prompts", drift, at("runs", 0, "point", prompt=9)),
+    ("drift.counts", "a step that there is not", drift, at(*UNEQUAL, "first_difference", step=65)),
+    ("drift.counts", "a layer that there is not", drift, at(*UNEQUAL, "first_difference", layer=4)),
+    ("drift.counts", "a layer below the first", drift, at(*UNEQUAL, "first_difference", layer=-1)),
+    ("drift.counts", "diverged behind the end", drift, at(*UNEQUAL, diverged=[65, None])),
+    ("drift.counts", "no curves", drift, at(*UNEQUAL, curves={})),
+    ("drift.drawn", "another seed", drift, top_key(seed=8)),
+    ("drift.drawn", "another seed in the command", drift, top_key(command="refmoe drift --seed 8")),
+    ("drift.drawn", "another seed in both", drift, top_key(command="refmoe drift --seed=8", seed=8)),
+    ("drift.drawn", "other steps in the command", drift, top_key(command="refmoe drift --steps 63")),
+    ("drift.drawn", "no command", drift, top_key(command="refmoe drift 'x")),
+    ("drift.drawn", "another prompt", drift, lambda d: d["runs"][0]["prompts"][1].reverse()),
+    ("drift.drawn", "a token that there is not", drift, lambda d: d["runs"][0]["tokens"][1].__setitem__(3, 256)),
+    ("drift.drawn", "the name of a model", drift, at("checkpoint", name="gpt-oss-120b")),
+    ("drift.drawn", "a checkpoint that its command names", drift, top_key(command="refmoe drift --checkpoint x")),
+    ("drift.drawn", "other weights", drift, at("checkpoint", sha256=STALE)),
+    ("drift.drawn", "other sizes", drift, at("checkpoint", "config", hidden_size=2880)),
+    ("drift.drawn", "more bytes", drift, at("checkpoint", bytes=10**12)),
     ("drift.dependent", "it says so", drift, top_key(dependent=["marlin: sequence 0"])),
     ("drift.dependent", "other bits", drift, at("runs", 0, "bits", 0, sha256=[STALE, STALE])),
     ("drift.dependent", "no bits", drift, lambda document: document["runs"][0].update(bits=[])),
@@ -209,6 +264,11 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("invariant.counts", "fewer cases", invariant, proof("kernel/finalize", cases=1)),
     ("invariant.counts", "more cases", invariant, top_key(cases=10**6)),
     ("invariant.counts", "no byte", invariant, proof("kernel/finalize", bytes_compared=0)),
+    ("invariant.counts", "a byte a case", invariant, lambda d: [
+        each.update(bytes_compared=each["cases"]) for each in d["certificates"]
+    ]),
+    ("invariant.counts", "one path's bytes", invariant, proof("layer/dp4a", bytes_compared=20 * 5761)),
+    ("invariant.paths", "no such kernel", invariant, proof("kernel/expand-copy", subject="kernel/expand-x")),
     ("invariant.counts", "batches of one alone", invariant, proof("kernel/finalize", sizes=[1])),
     ("invariant.counts", "no neighbour", invariant, proof("kernel/finalize", neighbours=[], cases=0)),
     ("invariant.counts", "no time", invariant, top_key(seconds=0.0)),
@@ -236,6 +296,15 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
         each["difference"].update(first=each["difference"]["second"])
         for each in d["certificates"] if each["difference"]
     ]),
+    ("invariant.difference", "bytes that are none", invariant, lambda d: [
+        each["difference"].update(first="zz", second="yy") for each in d["certificates"] if each["difference"]
+    ]),
+    ("invariant.difference", "more elements than bytes", invariant, lambda d: [
+        each["difference"].update(elements=10**30) for each in d["certificates"] if each["difference"]
+    ]),
+    ("invariant.paths", "a command of one subject", invariant, top_key(
+        command="refmoe invariant --level default --seed 7 --subject kernel/finalize"
+    )),
     ("invariant.difference", "more elements than there are", invariant, lambda d: [
         each["difference"].update(differing=10**9) for each in d["certificates"] if each["difference"]
     ]),
@@ -245,6 +314,16 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("bench.figures", "a negative time", bench, top_key(b_s=-2.0)),
     ("bench.figures", "a time that is a word", bench, at("rows", 0, microseconds="fast")),
     ("bench.figures", "another rate", bench, at("rows", 0, terabytes_per_second=4.7)),
+    ("bench.figures", "a median of other times", bench, at("rows", 0, repetitions=[1.0, 1.0, 1.0])),
+    ("bench.figures", "a spread of other times", bench, at("rows", 0, spread=[18.84, 18.84])),
+    ("bench.figures", "no spread", bench, at("rows", 0, spread=None)),
+    ("bench.figures", "times below zero", bench, at("rows", 0, repetitions=[-1.0])),
+    ("bench.figures", "milliseconds", bench, at("rows", 0, microseconds=0.01884, terabytes_per_second=3796.0)),
+    ("bench.figures", "another speed", bench, at("one", "lane_instructions_per_s", all=2e5)),
+    ("bench.figures", "a speed without a time", bench, at("one", "medians_s", all=0.0)),
+    ("bench.content", "a list of comparisons", bench, top_key(comparisons=[])),
+    ("bench.content", "a row that is a number", bench, top_key(rows=[7])),
+    ("bench.content", "a word for whether all is reached", bench, top_key(all_reached="yes")),
     ("bench.targets", "reached and it is not", bench, at("reached", b_s=True)),
     ("bench.targets", "all reached", bench, top_key(all_reached=True)),
     ("bench.targets", "bytes that differ", bench, top_key(

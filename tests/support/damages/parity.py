@@ -8,6 +8,7 @@ from typing import Any
 from support.damages.sound import ON_GPU, REFUSED, Document, gpu, listed, parity, planted
 from support.verify import CASE, COMMAND, STALE
 
+from refmoe.reports.consistency import entry_names
 from refmoe.verify.tolerances import TOLERANCES
 
 
@@ -81,6 +82,9 @@ def users(**changes: Any) -> Callable[[Document], None]:
     return damage
 
 
+#: A kernel of the first case.
+ENTRY = entry_names("expand")[0]
+
 PARITY: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]] = [
     ("document.kind", "no schema version", parity, lambda document: document.pop("schema_version")),
     ("document.version", "from the past", parity, top_key(schema_version="0")),
@@ -127,6 +131,17 @@ PARITY: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]
     ("parity.evidence", "a device that nothing ran on", parity, lambda d: d["evidence"].update(cuda="bit-exact")),
     ("parity.evidence", "stronger words", parity, lambda d: d["evidence"].update(ptx="bit-exact on ptx: all")),
     ("parity.seconds", "no time", parity, top_key(seconds=0.0)),
+    ("document.version", "a refmoe to come", parity, lambda d: d["environment"].update(refmoe="0.1.1")),
+    ("document.chip", "a driver of no GPU", parity, lambda d: d["environment"].update(driver="CUDA 13.0")),
+    ("document.schema", "a driver that is none", gpu, lambda d: d["environment"].update(driver="banana")),
+    ("document.schema", "a Python that is none", parity, lambda d: d["environment"].update(python="three")),
+    ("parity.seconds", "no time for any case", parity, lambda d: [case.update(seconds=0.0) for case in d["cases"]]),
+    ("parity.seconds", "faster than any machine", parity, case_key(lane_instructions=10**30)),
+    ("case.schedules", "fewer than the command asks for", parity, lambda d: d.update(
+        command=f"{d['command']} --schedules 16"
+    )),
+    ("parity.command", "no schedules", parity, lambda d: d.update(command=f"{d['command']} --schedules some")),
+    ("parity.command", "a count of no end", parity, lambda d: d.update(command=f"{COMMAND} --schedules {'9' * 9999}")),
     ("parity.seconds", "longer than the run", parity, case_key(seconds=1e6)),
     ("case.id", "no case", parity, case_key(id="expand")),
     ("case.id", "a shape that the family does not have", parity, renamed("k416", "k417")),
@@ -186,6 +201,9 @@ PARITY: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]
     ("case.model", "stronger evidence", parity, lambda d: d["cases"][2].update(model_evidence="hardware-checked")),
     ("case.model", "no evidence", parity, lambda document: document["cases"][2].update(model_evidence=None)),
     ("case.model", "an unknown model", parity, lambda document: document["cases"][2].update(model="sm130")),
+    ("case.launches", "a CTA of 5,000 threads", gpu, case_key(launches=[f"{ENTRY} 1 x 5000"])),
+    ("case.launches", "no thread", gpu, case_key(launches=[f"{ENTRY} 1 x 0"])),
+    ("case.launches", "a grid of no end", gpu, case_key(launches=[f"{ENTRY} {10**30} x 32"])),
     ("case.schedules", "on a GPU", gpu, case_key(schedules=16)),
     ("case.schedules", "fewer than the case says", parity, renamed(":seed7", ":schedules=4:seed7")),
     ("case.kernel", "ours with sources", parity, case_key(sources=["a.py"])),
@@ -212,6 +230,7 @@ PARITY: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]
     ("fault.list", "one twice", planted, lambda document: document["mutants"].append(document["mutants"][0])),
     ("fault.list", "one that there is not", planted, fault_key(name="999-x")),
     ("fault.list", "a harmless one", planted, fault_key(fault="A comment is changed.")),
+    ("fault.case", "after a billion cases", planted, fault_key(cases=10**9)),
     ("fault.caught", "by no case", planted, fault_key(case=None)),
     ("fault.caught", "without a finding", planted, fault_key(finding=None)),
     ("fault.caught", "where nothing differs", planted, fault_key(finding="codes[0]  x, 0 of 100 differ")),

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from support.verify import CASE, COMMAND, result, write_document
+from support.verify import CASE, COMMAND, GPU, result, write_document
 
 from refmoe import catalog
 from refmoe.catalog import list_cases, parse_case
@@ -127,7 +127,7 @@ def stress() -> Document:
     reruns = [Rerun(f"{entries[name]}_{name}", case, RERUNS, 1) for name, case in cases.items()]
     tools = [Sanitized(tool, "clean", "ERROR SUMMARY: 0 errors") for tool in TOOLS]
     made = document_of(reruns, tools, gpu="NVIDIA H200", arch="sm_90a")
-    made["environment"]["gpu"] = "NVIDIA H200"
+    made["environment"] |= GPU
     return made
 
 
@@ -135,7 +135,9 @@ def stress() -> Document:
 def conformance() -> Document:
     from refmoe.silicon.conformance import Outcome, document_of
 
-    made = [Outcome("add.u32", 8, 0, 0, 0, ()), Outcome("add.f64", 8, 0, 3, 2, ("x",))]
+    # A NaN whose payload the executor does not claim.
+    lane = "operands 0x7ff0000000000000 0xfff0000000000002: GPU 0xfff8000000000002, executor 0xfff8000000000000"
+    made = [Outcome("add.u32", 8, 0, 0, 0, ()), Outcome("add.f64", 8, 0, 3, 2, (lane,))]
     document = document_of(made, ["add.f32x2"], gpu="NVIDIA H200", arch="sm_90a")
     # Instructions in which no lane differs or is open have no row.
     return {**document, "opcodes": 2_400, "lanes": 2_400 * 32_768}
@@ -166,9 +168,11 @@ def litmus() -> Document:
 @cache
 def bench() -> Document:
     targets = {"a_per_s": 4.0, "b_s": 1.0}
-    row = {"name": "copy", "microseconds": 18.84, "traffic_bytes": 71516160, "terabytes_per_second": 3.796}
+    times = {"repetitions": [18.8, 18.9, 18.841], "spread": [18.8, 18.9]}
+    row = {**times, "name": "copy", "microseconds": 18.84, "traffic_bytes": 71516160, "terabytes_per_second": 3.796}
     figures = {
         "rows": [row],
+        "one": {"lane_instructions": 100, "medians_s": {"all": 0.5}, "lane_instructions_per_s": {"all": 200.0}},
         "a_per_s": 5.0,
         "b_s": 2.0,
         "targets": targets,
