@@ -12,7 +12,7 @@ one where there is none; a race that is not certain is looked for again by a lau
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from refmoe.ptx.engine.cluster.memory import whose
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.granules import Granules
 from refmoe.ptx.engine.lanes import Lanes
-from refmoe.ptx.engine.order.accessing import Accessing, Guarding, Previous, Rewriting
+from refmoe.ptx.engine.order.accessing import Accessing, Guarding
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.combined import Combined
 from refmoe.ptx.engine.order.polls import Poll
@@ -56,6 +56,24 @@ _OTHER_WARP = THREAD & ~LANE
 _AGENTS = ASYNCHRONOUS | BULK
 # Of global memory: the last reader, and the others.
 _LAST_READERS = 2
+
+
+class Rewriting(Protocol):
+    """What knows of tensor maps in a region, see `refmoe.ptx.engine.bulk.map_reads`."""
+
+    def check(
+        self, frame: Frame, instruction: Instruction, region: Region, index: Array, lanes: Array, width: int
+    ) -> None:
+        """`lanes` [n] are about to write `width` bytes each at byte `index` [n] of a region."""
+        ...
+
+
+class Previous(Protocol):
+    """What knows of the grid before this one, see `refmoe.ptx.engine.previous_grid`."""
+
+    def check(self, frame: Frame, instruction: Instruction, region: Region, index: Array, lanes: Array) -> None:
+        """`lanes` [n] access bytes at `index` [n] of a region that it writes."""
+        ...
 
 
 def excused(record: Array, mine: Array, cta_threads: int, cluster_threads: int) -> Array:

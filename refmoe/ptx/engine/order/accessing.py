@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from refmoe.ptx.engine.frame import Frame
-from refmoe.ptx.state.memory import Region
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -45,16 +43,6 @@ class Accessing(Protocol):
         ...
 
 
-class Rewriting(Protocol):
-    """What knows of tensor maps in a region, see `refmoe.ptx.engine.bulk.map_reads`."""
-
-    def check(
-        self, frame: Frame, instruction: Instruction, region: Region, index: Array, lanes: Array, width: int
-    ) -> None:
-        """`lanes` [n] are about to write `width` bytes each at byte `index` [n] of a region."""
-        ...
-
-
 class Guarding(Protocol):
     """What knows of objects in a region that nobody may overwrite, see `refmoe.ptx.engine.mbarrier_table`."""
 
@@ -63,11 +51,3 @@ class Guarding(Protocol):
 
     def made(self, byte: int) -> int:
         """The record of the write that made the object at a byte."""
-
-
-class Previous(Protocol):
-    """What knows of the grid before this one, see `refmoe.ptx.engine.previous_grid`."""
-
-    def check(self, frame: Frame, instruction: Instruction, region: Region, index: Array, lanes: Array) -> None:
-        """`lanes` [n] access bytes at `index` [n] of a region that it writes."""
-        ...
