@@ -47,6 +47,7 @@ from refmoe.ptx.state.records import (
     WEAK,
     Several,
 )
+from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
 # (byte index, lane) of the words of rows, from those of the rows.
