@@ -14,8 +14,8 @@ from refmoe import ptx
 
 RECORDED = np.load(Path(__file__).parents[2] / "data" / "h200_textures.npz")
 ABOUT = json.loads(RECORDED["about"].tobytes())
-#: Of these an H200 does something that nobody has found out: the least share of samples that are equal.
-NEARLY = {"float32-3d": 0.995, "int8-linear": 0.94}
+#: Of these an H200 does something that nobody has found out: how many of 512 samples differ.
+NEARLY = {"float32-3d": 1, "int8-linear": 26}
 THREADS = 1024
 
 
@@ -49,11 +49,12 @@ def test_a_fetch_gives_the_bits_of_the_gpu(name: str) -> None:
 def test_what_nobody_knows_differs_by_one_unit_and_seldom(name: str) -> None:
     """The guide says so; whoever finds the rule moves these to the test above."""
     found, recorded = executed(name), RECORDED[f"{name}/bits"]
-    equal = (found == recorded).mean()
-    assert NEARLY[name] <= equal < 1.0
-    apart = np.abs(found.view(np.float32).astype(np.float64) - recorded.view(np.float32).astype(np.float64))
-    unit = {"float32-3d": 2.0**-23, "int8-linear": 2.0**-14}[name]
-    assert (apart <= unit * np.abs(RECORDED[f"{name}/texels"].astype(np.float64)).max()).all()
+    different = found != recorded
+    assert different.sum() == NEARLY[name]
+    if name == "int8-linear":
+        # In the numbers of 16 bits that both are made of.
+        found, recorded = (np.rint(each.view(np.float32) * np.float32(32767)) for each in (found, recorded))
+    assert {*np.abs(found[different].astype(np.int64) - recorded[different].astype(np.int64)).tolist()} == {1}
 
 
 def test_the_recording_is_of_a_gpu_and_reaches_every_mode() -> None:
