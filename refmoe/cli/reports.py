@@ -23,6 +23,7 @@ _UNREAD = 20
     "refmoe gate out/parity-ptx.json --baseline reports/ptx.json\n\n"
     "refmoe gate reports/ --write-baseline\n\n"
     "refmoe gate out/mine.json --no-baseline\n\n"
+    "refmoe gate reports/ --quick\n\n"
     "refmoe gate --checks\n\n"
     "refmoe gate --schema > docs/report.schema.json"
 )
@@ -41,6 +42,9 @@ def gate(
     write_baseline: Annotated[
         bool, typer.Option("--write-baseline", help="Write the cases that pass to the baseline.")
     ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Do not run drift and conversions again, which takes a minute.")
+    ] = False,
     checks: Annotated[bool, typer.Option("--checks", help="Print a table of all checks and exit.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a report and exit.")] = False,
     as_json: JsonOption = False,
@@ -52,6 +56,7 @@ def gate(
     report is true.
     """
     from refmoe import catalog
+    from refmoe.recomputed import recompute
     from refmoe.reports import baseline as baselines
     from refmoe.reports.checks import GateRefusal, table_text
     from refmoe.reports.gate import BASELINE, check_reports
@@ -75,7 +80,8 @@ def gate(
     if baseline is not None and not os.path.lexists(baseline) and not write_baseline:
         usage(f"--baseline: found no file {baseline}; needed one made by `refmoe gate --write-baseline`")
     present = used if os.path.lexists(used) and not write_baseline and not no_baseline else None
-    outcome = check_reports(given, present, catalog, renewed=used if write_baseline else None)
+    renewed = used if write_baseline else None
+    outcome = check_reports(given, present, catalog, renewed=renewed, recomputed=recompute(quick=quick))
     found = list(outcome.found)
     if present is None and not no_baseline and not write_baseline:
         text = (

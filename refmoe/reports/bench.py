@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
+from refmoe.reports.bench_figures import derived, is_number
 from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.documents import Kind, PresentHash
 
@@ -36,6 +37,7 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRe
     yield from first_and_count("bench.figures", ((_row_name(row), wrong) for row in rows for wrong in _rate(row)))
     yield from first_and_count("bench.figures", ((_row_name(row), text) for row in rows for text in _repeated(row)))
     yield from first_and_count("bench.figures", ((name, wrong) for wrong in _speeds(document)))
+    yield from first_and_count("bench.figures", derived(document))
     yield from (GateRefusal("bench.targets", wrong) for wrong in _targets(document))
     yield from (GateRefusal("bench.targets", wrong) for wrong in _comparisons(document))
 
@@ -90,7 +92,7 @@ def _repeated(row: Mapping[str, Any]) -> Iterator[str]:
     times = row.get("repetitions")
     if times is None:
         return
-    if not isinstance(times, list) or not times or not all(_is_number(time) and time >= 0 for time in times):
+    if not isinstance(times, list) or not times or not all(is_number(time) and time >= 0 for time in times):
         yield "its repetitions are no times"
         return
     for what, said, found in (
@@ -98,7 +100,7 @@ def _repeated(row: Mapping[str, Any]) -> Iterator[str]:
         ("spread", row.get("spread"), [min(times), max(times)]),
     ):
         ours, theirs = (value if isinstance(value, list) else [value] for value in (said, found))
-        right = len(ours) == len(theirs) and all(map(_is_number, ours))
+        right = len(ours) == len(theirs) and all(map(is_number, ours))
         # A median of numbers that were rounded themselves.
         if not right or any(abs(a - b) > 2 * _ROUNDED[0] for a, b in zip(ours, theirs, strict=True)):
             yield f"its {what} is said to be {said}, and its {len(times)} repetitions have {found}"
@@ -110,18 +112,14 @@ def _speeds(document: Mapping[str, Any]) -> Iterator[str]:
         count, medians, speeds = (
             part.get(key) for key in ("lane_instructions", "medians_s", "lane_instructions_per_s")
         )
-        if not _is_number(count) or not isinstance(medians, Mapping) or not isinstance(speeds, Mapping):
+        if not is_number(count) or not isinstance(medians, Mapping) or not isinstance(speeds, Mapping):
             continue
         for name, speed in speeds.items():
-            if not _is_number(speed) or not _is_number(medians.get(name)) or medians[name] <= 0:
+            if not is_number(speed) or not is_number(medians.get(name)) or medians[name] <= 0:
                 yield f"{name}: {speed} lane instructions a second, without a time"
             elif abs(speed * medians[name] - count) > 1e-6 * count:
                 found = f"{count:,} lane instructions in {medians[name]:.4g} s"
                 yield f"{name}: {found}, which is not {speed:.4g} in a second"
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _targets(document: Mapping[str, Any]) -> Iterator[str]:

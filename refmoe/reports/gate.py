@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from refmoe.errors import ArgumentError
@@ -24,6 +25,7 @@ from refmoe.reports.judge import refusals_of
 from refmoe.reports.litmus import LITMUS
 from refmoe.reports.mutation import MUTATION
 from refmoe.reports.parity import CaseRecord, Report, check_report
+from refmoe.reports.documents import well_formed
 from refmoe.reports.reading import find_documents, read_document, shown
 from refmoe.reports.stress import STRESS, against_parity
 from refmoe.verify.verdict import Verdict
@@ -67,8 +69,17 @@ class GateOutcome:
         return tuple(refusal.text for refusal in self.found)
 
 
+#: What computes the figures of a document anew, see `refmoe.recomputed`, which stands on a floor above.
+Recompute = Callable[[Mapping[str, Any]], Iterable[GateRefusal]]
+
+
 def check_reports(
-    paths: Sequence[Path], baseline: Path | None, catalog: Catalog, *, renewed: Path | None = None
+    paths: Sequence[Path],
+    baseline: Path | None,
+    catalog: Catalog,
+    *,
+    renewed: Path | None = None,
+    recomputed: Mapping[str, Recompute] = MappingProxyType({}),
 ) -> GateOutcome:
     """Check documents against themselves, each other, the present sources, and the baseline.
 
@@ -82,6 +93,7 @@ def check_reports(
         baseline: a baseline or a parity report, whose passed cases must pass; or None for no comparison with the past.
         catalog: what the sources say now: the module `refmoe.catalog`.
         renewed: a baseline that is about to be written anew, so that nothing is held against it.
+        recomputed: by the kind of a document what computes its figures anew, once it passed all else.
     """
     found = find_documents(paths)
     refusals = list(found.refusals)
@@ -108,6 +120,8 @@ def check_reports(
                     broken.add(path)
                 elif name == STRESS.name:
                     stressed[path] = document
+                if not refused and name in recomputed:
+                    refusals += _anew(path, document, recomputed[name])
                 evidence |= KINDS[name].evidence
             else:
                 text = f"{shown(path)}: of kind {name!r}; needed one of parity, {', '.join(KINDS)}"
@@ -138,6 +152,12 @@ def check_reports(
         if not target.reached
     ]
     return GateOutcome(tuple(reports), tuple(others), found.unread, tuple(refusals), passed, tuple(missed))
+
+
+def _anew(path: Path, document: Mapping[str, Any], recompute: Recompute) -> list[GateRefusal]:
+    """Why the figures of a document are not those that come out again."""
+    with well_formed(path, document["kind"]):
+        return [refusal.at(shown(path)) for refusal in recompute(document)]
 
 
 def _same(path: Path, other: Path | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +39,8 @@ def fault_contradictions(report: Report, catalog: Catalog) -> Iterator[GateRefus
     known = known_faults({case.family for case in report.cases})
     yield from first_and_count("fault.list", _listing(report.mutants, known))
     by_id = {case.id: case for case in report.cases}
-    for check, find in (("fault.caught", _caught), ("fault.check", _check), ("fault.tolerance", _tolerance)):
+    finds = {"fault.caught": _caught, "fault.check": _check, "fault.tolerance": _tolerance}
+    for check, find in finds.items():
         wrong = ((f"the planted fault {each.name}", text) for each in report.mutants for text in find(each, report))
         yield from first_and_count(check, wrong)
     wrong = (
@@ -47,6 +49,10 @@ def fault_contradictions(report: Report, catalog: Catalog) -> Iterator[GateRefus
         for text in _case(each, known.get(each.name), by_id, catalog)
     )
     yield from first_and_count("fault.case", wrong)
+    wrong = (
+        (f"the planted fault {each.name}", text) for each in report.mutants for text in _finding(each, catalog)
+    )
+    yield from first_and_count("fault.finding", wrong)
     stated = [(rule.name, rule.source, rule.rule) for rule in report.tolerances]
     if stated != [(rule.name, rule.source, rule.rule) for rule in TOLERANCES]:
         yield GateRefusal("fault.tolerance", "its tolerances are not those that refmoe weighs faults by; run it again")
@@ -138,6 +144,44 @@ def _check(mutant: MutantRecord, report: Report) -> Iterator[str]:
     )
     if mutant.caught and mutant.check != result.check:
         yield f"is said to be caught by {mutant.check!r}, and its verdict and finding say {result.check!r}"
+
+
+#: How a finding of bytes begins: the stage and the index, and behind the place both values. See
+#: `refmoe.verify.compare`.
+_PLACE = re.compile(r"(?P<stage>[\w.]+)\[(?P<index>[\d, ]*)\]  ")
+_COUNTS = re.compile(r"; (?P<differ>[\d,]+) of (?P<size>[\d,]+) differ")
+_VALUES = re.compile(r"kernel (?P<kernel>0x[0-9A-F]+|-?\d+) .*?reference (?P<reference>0x[0-9A-F]+|-?\d+)")
+#: Bytes of an element, of which FP4 codes have two in one.
+_ELEMENT = (0.5, 1, 2, 4, 8)
+
+
+def _finding(mutant: MutantRecord, catalog: Catalog) -> Iterator[str]:
+    """A finding of bytes that the case does not have."""
+    if mutant.verdict not in (Verdict.MISMATCH, Verdict.OUT_OF_BOUND) or not mutant.case or not mutant.finding:
+        return
+    try:
+        case = catalog.parse_case(mutant.case)
+    except ArgumentError:
+        return  # said already
+    extents = case.family.extents(case)
+    place, counts, values = (each.search(mutant.finding) for each in (_PLACE, _COUNTS, _VALUES))
+    if place is None or not mutant.finding.startswith(place[0]):
+        yield f"is caught by bytes, and its finding names no place: {mutant.finding[:80]}"
+        return
+    if place["stage"] not in extents:
+        yield f"is caught in {place['stage']}, which {mutant.case} does not have"
+        return
+    if values and values["kernel"] == values["reference"]:
+        yield f"is caught by what does not differ: {values[0]}"
+    if counts is None:
+        return
+    differ, size = (int(counts[name].replace(",", "")) for name in ("differ", "size"))
+    if differ > size:
+        yield f"is caught by {differ:,} of {size:,} elements"
+    if extents[place["stage"]] >= 0 and extents[place["stage"]] not in {round(size * each) for each in _ELEMENT}:
+        yield f"is caught in {size:,} elements of {place['stage']}, and the case has {extents[place['stage']]:,} bytes"
+    if math.prod(int(word) + 1 for word in place["index"].split(",") if word.strip()) > size:
+        yield f"is caught at [{place['index']}] of {size:,} elements of {place['stage']}"
 
 
 def _tolerance(mutant: MutantRecord, report: Report) -> Iterator[str]:

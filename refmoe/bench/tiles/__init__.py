@@ -84,7 +84,7 @@ def run() -> dict[str, Any]:
         "rows": _merged([_row(each) for each in counted]),
         "not_built": [asdict(entry) for entry in absent],
         "predictions": list(_predictions(counted)),
-        "sources": _sources(),
+        "sources": sources(),
         "spills": spills,
         **machine(),
         "versions": {"nvcc": find_toolchain().build_id.splitlines()[-1], "nvdisasm": _nvdisasm_version()},
@@ -263,7 +263,7 @@ def _nvdisasm_version() -> str:
     return told.splitlines()[-1] if told else "unknown"
 
 
-def _sources() -> dict[str, Any]:
+def sources() -> dict[str, Any]:
     """The published numbers that the model takes, by product."""
     return {
         product.name: {

@@ -1,0 +1,54 @@
+"""The launches of a case, without a device: what the host code would launch, and on how many CTAs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.cuda.launch import LaunchPlan
+from refmoe.errors import ArgumentError
+from refmoe.families.family import Case
+
+
+class Planner:
+    """A device that runs nothing and keeps the plans; its buffers hold what they are filled with.
+
+    Attributes:
+        name: "ptx" or "cuda".
+        arch: what kernels would be compiled for.
+        multiprocessors: a grid depends on them.
+        launches: the plans, in order.
+    """
+
+    def __init__(self, name: str, arch: str, multiprocessors: int) -> None:
+        self.name, self.arch, self.multiprocessors = name, arch, multiprocessors
+        self.launches: list[LaunchPlan] = []
+
+    def upload(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """The array itself."""
+        return array
+
+    def output(self, name: str, shape: Sequence[int], fill: int, *, initialised: bool = False) -> NDArray[np.uint8]:
+        """An array of that many bytes."""
+        return np.full(shape, fill, np.uint8)
+
+    def launch(self, plan: LaunchPlan) -> None:
+        """Keep the plan."""
+        self.launches.append(plan)
+
+    def download(self, buffer: NDArray[Any]) -> NDArray[Any]:
+        """The array itself."""
+        return buffer
+
+
+def plans_of(case: Case, arch: str, multiprocessors: int) -> list[LaunchPlan]:
+    """What a case launches on an arch; nothing for a case that the kernel refuses."""
+    planner = Planner(case.device, arch, multiprocessors)
+    try:
+        case.family.run(case, case.family.inputs(case), planner)  # type: ignore[arg-type]
+    except ArgumentError:
+        return []
+    return planner.launches

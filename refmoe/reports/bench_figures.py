@@ -1,0 +1,191 @@
+"""Figures of a benchmark that follow from others of it: ratios, rates, shares and maxima."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
+
+from refmoe.chips import CHIPS
+
+#: What a repetition, a time in microseconds and a ratio or rate were rounded to.
+_REPETITION, _TIME, _RATIO = 5e-5, 5e-3, 5e-4
+#: How much more than its nominal bandwidth a memory seems to give: part of the rotating buffers stays in the L2 cache.
+_CACHED = 1.25
+#: How the rows are called that a group of contenders begins with.
+_FLOORS = re.compile(r"(copy|gather|read|sum of floors)\b.*|an empty kernel")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a JSON number; true and false are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def derived(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What of a document does not follow from the rest of it: where, and a sentence."""
+    rows = document.get("rows", [])
+    yield from _floors(rows)
+    yield from _bandwidth(document, rows)
+    find = _BY_NAME.get(document["name"])
+    if find is not None:
+        yield from find(document)
+
+
+def _called(row: Mapping[str, Any]) -> str:
+    return str(row.get("name", row.get("contender", "a row")))
+
+
+def _median(row: Mapping[str, Any]) -> tuple[float, float]:
+    """A row's microseconds, and by how much they may be wrong."""
+    if row.get("repetitions"):
+        return statistics.median(row["repetitions"]), _REPETITION
+    return row["microseconds"], _TIME
+
+
+def _floors(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Ratios that are not the row's time by that of the floor in front of it, and rows that are there twice."""
+    floor: tuple[float, float] | None = None
+    group: set[str] = set()
+    for row in rows:
+        if "ratio_to_floor" not in row or not is_number(row.get("microseconds")):
+            continue
+        name = _called(row)
+        if _FLOORS.fullmatch(name):
+            floor, group = _median(row), set()
+        if name in group:
+            yield name, "is there twice in its group"
+        group.add(name)
+        if floor is None:
+            yield name, "has a ratio to a floor, and no floor is before it"
+            continue
+        (time, off), (least, least_off) = _median(row), floor
+        low, high = (time - off) / (least + least_off) - _RATIO, (time + off) / max(least - least_off, 1e-9) + _RATIO
+        if not is_number(row["ratio_to_floor"]) or not low <= row["ratio_to_floor"] <= high:
+            yield name, f"says {row['ratio_to_floor']} times its floor, and its times have {time / least:.3f}"
+
+
+def _bandwidth(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Rates beyond what the memory of the GPU gives, and copies that do not move what their name says."""
+    words = str(document.get("gpu", "")).split()
+    known = [product for chip in CHIPS.values() for product in chip.products if product.name.split()[0] in words]
+    most = max((product.bandwidth for product in known), default=math.inf) / 1000 * _CACHED
+    for row in rows:
+        rate = row.get("terabytes_per_second")
+        if is_number(rate) and rate > most:
+            yield _called(row), f"{rate} TB/s, and the memory of {document['gpu']} gives {most / _CACHED:.3g}"
+        said = re.fullmatch(r".*, ([\d.]+) MB", _called(row))
+        if said and is_number(row.get("traffic_bytes")) and f"{row['traffic_bytes'] / 1e6:.1f}" != said[1]:
+            yield _called(row), f"is said to move {row['traffic_bytes']:,} bytes"
+
+
+def _deepseek_gemm(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    problems: dict[str, list[Mapping[str, Any]]] = {}
+    for row in document["rows"]:
+        problems.setdefault(row["problem"], []).append(row)
+    for problem, rows in problems.items():
+        experts, each = (int(word) for word in problem.split(" x "))
+        by: dict[str, float] = {}
+        for row in rows:
+            by[row["of"]] = min(by.get(row["of"], math.inf), row["microseconds"])
+        flops = {
+            row["teraflops"] * row["microseconds"] / (experts * each)
+            for row in rows
+            if is_number(row["teraflops"]) and row["of"] != "copy"
+        }
+        if flops and max(flops) > min(flops) * 1.02:
+            yield problem, "its TFLOP/s by its microseconds are of unlike problems"
+        for row in rows:
+            over = row["deepgemm_over_this"]
+            if is_number(over) and "DeepGEMM" in by and abs(over - by["DeepGEMM"] / row["microseconds"]) > 2 * _RATIO:
+                found = by["DeepGEMM"] / row["microseconds"]
+                yield f"{problem}, {row['contender']}", f"DeepGEMM over it is said to be {over}; the times have {found:.3f}"
+        for target in document["targets"]:
+            rival, _, rest = str(target["name"]).partition(" over ours, ")
+            if rest != problem or rival not in by or "refmoe" not in by:
+                continue
+            found = by[rival] / by["refmoe"]
+            if not is_number(target["ratio"]) or abs(target["ratio"] - found) > 2 * _RATIO:
+                yield target["name"], f"says {target['ratio']}, and its rows have {found:.3f}"
+    for target in document["targets"]:
+        if str(target["name"]).partition(" over ours, ")[2] not in problems:
+            yield str(target["name"]), "is of a problem without a row"
+
+
+def _deepseek_routing(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    times = [row["microseconds"] for row in document["rows"]]
+    for number, said in enumerate(document["torch_over_ours"]):
+        ours, theirs = times[2 * number + 1], times[2 * number + 2]
+        if abs(said - theirs / ours) > _TIME * (theirs / ours) / ours + 2 * _RATIO:
+            yield "torch_over_ours", f"says {said}, and its rows have {theirs / ours:.3f}"
+    if document["weights_with_other_bits"] > document["weights"]:
+        yield "weights_with_other_bits", f"{document['weights_with_other_bits']:,} of {document['weights']:,}"
+
+
+def _models(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    work = 2e-9 * document["m"] * document["n"] * document["k"]
+    for row in document["rows"]:
+        found = work / (row["median_ms"] / 1e3) if row["median_ms"] else math.inf
+        if not math.isclose(row["gflops"], found, rel_tol=1e-9):
+            yield row["data"], f"says {row['gflops']:.4g} GFLOP/s, and its time gives {found:.4g}"
+
+
+def _memory(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    ratios = []
+    for row in document["rows"]:
+        cost = row["records"] + row["initialised"] + row["kept"]
+        ratios.append(cost / row["touched"] if row["touched"] else math.inf)
+        if not math.isclose(row["bytes_per_byte_touched"], ratios[-1], rel_tol=1e-9):
+            text = f"says {row['bytes_per_byte_touched']:.4g} bytes a byte touched, and its bytes have {ratios[-1]:.4g}"
+            yield row["kernel"], text
+    average = sum(ratios) / len(ratios)
+    if not math.isclose(document["bytes_per_byte_touched"], average, rel_tol=1e-9):
+        text = f"says {document['bytes_per_byte_touched']:.4g}, and the average of its rows is {average:.4g}"
+        yield "bytes_per_byte_touched", text
+    if document["resident_bytes"] < document["touched"]:
+        yield "resident_bytes", f"says {document['resident_bytes']:,}, and {document['touched']:,} were touched"
+
+
+def _exponential(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    share = document["not_correctly_rounded"] / document["inputs"]
+    if not math.isclose(document["share_not_correctly_rounded"], share, rel_tol=1e-9):
+        yield "share_not_correctly_rounded", f"says {document['share_not_correctly_rounded']}; the counts have {share}"
+    if document["reached"] != (document["max_ulp"] <= document["stated_max_ulp"]):
+        text = f"is {document['reached']}, with {document['max_ulp']} ulp of {document['stated_max_ulp']} stated"
+        yield "reached", text
+
+
+def _deepseek(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    taken = sum(row["seconds"] for row in document["rows"])
+    if not math.isclose(document["launches_s"], taken, rel_tol=1e-9):
+        yield "launches_s", f"says {document['launches_s']:.6g}, and its rows took {taken:.6g}"
+    for row in document["rows"]:
+        if not 0 <= row["differing"] <= row["bytes"]:
+            yield row["stage"], f"{row['differing']:,} of {row['bytes']:,} bytes differ"
+
+
+def _tiles(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for each in document["predictions"]:
+        times = each["by_resource"]
+        name = f"{each['kernel']}, {each['tile']}, {each['product']}, {each['tokens']} tokens"
+        if each["predicted_microseconds"] != max(times.values()):
+            longest = max(times.values())
+            yield name, f"predicts {each['predicted_microseconds']} us, and its resources take up to {longest}"
+        elif times.get(each["bound"]) != each["predicted_microseconds"]:
+            yield name, f"is said to be bound by {each['bound']}, which is not what takes longest"
+    spilling = {row["kernel"] for row in document["rows"] if row["spill_bytes"] and row["kernel"].startswith("refmoe")}
+    if document["all_reached"] != (not document["spills"]) or bool(spilling) != bool(document["spills"]):
+        text = f"{len(spilling)} kernels of refmoe's spill in its rows, and it lists {len(document['spills'])}"
+        yield "spills", text
+
+
+_BY_NAME = {
+    "deepseek": _deepseek,
+    "deepseek_gemm": _deepseek_gemm,
+    "deepseek_routing": _deepseek_routing,
+    "exponential": _exponential,
+    "memory": _memory,
+    "models": _models,
+    "tiles": _tiles,
+}
