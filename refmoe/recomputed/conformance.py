@@ -23,11 +23,11 @@ def refusals(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
 
 def _wrong(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     lanes, still_open = _probed()
-    products = _products() if document["arch"] == TARGET else {}
     refused = set(document["refused_by_ptxas"])
     for name in sorted(refused - lanes.keys()):
         yield f"the instruction {name}", f"is said to be refused, and no run asks for it; {CONFORMANCE.again}"
-    ran = {name: count for name, count in lanes.items() if name not in refused} | products
+    ran: dict[str, int] = {name: count for name, count in lanes.items() if name not in refused}
+    ran.update(_products() if document["arch"] == TARGET else {})
     for what, said, found in (
         ("instructions", document["opcodes"], len(ran)),
         ("lanes", document["lanes"], sum(ran.values())),
@@ -66,9 +66,4 @@ def _probed() -> tuple[Mapping[str, int], Mapping[str, int]]:
 @functools.cache
 def _products() -> Mapping[str, int]:
     """By product of warpgroups the registers that are compared, over all of its draws."""
-    return MappingProxyType(
-        {
-            str(entry): sum(draw.sums.size for draw in draws)
-            for entry, draws in all_draws().items()
-        }
-    )
+    return MappingProxyType({str(entry): sum(draw.sums.size for draw in draws) for entry, draws in all_draws().items()})

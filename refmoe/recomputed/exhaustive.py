@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -61,7 +62,7 @@ def rows_of(command: str, device: str) -> Mapping[str, Piece]:
 
 
 def _after(words: Sequence[str], option: str) -> list[str]:
-    return [after for word, after in zip(words, words[1:], strict=False) if word == option]
+    return [after for word, after in itertools.pairwise(words) if word == option]
 
 
 def _entry(piece: Piece) -> str | None:

@@ -1,4 +1,4 @@
-"""The programs of a run of `refmoe litmus --device cuda`: its seed draws them, and the axioms say what each may leave."""
+"""The programs of a run of `refmoe litmus --device cuda`: its seed draws them, and axioms say what each may leave."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -48,14 +49,14 @@ def _wrong(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _after(words: Sequence[str], option: str) -> list[str]:
-    return [after for word, after in zip(words, words[1:], strict=False) if word == option]
+    return [after for word, after in itertools.pairwise(words) if word == option]
 
 
 def _found(floors: tuple[str, ...], asked: Mapping[str, Sequence[str]]) -> list[Site]:
     """The mutants of these floors that a command asks for."""
     return [
         site
-        for site in _sites()
+        for site in sites_of_sources()
         if site.floor in floors
         and (not asked["operator"] or site.operator in asked["operator"])
         and (not asked["kernel"] or site.kernel in asked["kernel"])
@@ -63,7 +64,8 @@ def _found(floors: tuple[str, ...], asked: Mapping[str, Sequence[str]]) -> list[
 
 
 @functools.cache
-def _sites() -> tuple[Site, ...]:
+def sites_of_sources() -> tuple[Site, ...]:
+    """Every mutant of CUDA sources and host code."""
     return tuple(all_sites((), floors=("cuda", "host")))
 
 
@@ -96,4 +98,7 @@ def _reasons(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for each in document["survivors"]:
         listed = reasons.get(each["id"], {}).get("verdict", "open")
         if each["verdict"] not in ("open", listed):
-            yield f"survivor {each['id']}", f"is said to be {each['verdict']!r}; refmoe's list of reasons has {listed!r}"
+            yield (
+                f"survivor {each['id']}",
+                f"is said to be {each['verdict']!r}; refmoe's list of reasons has {listed!r}",
+            )

@@ -11,6 +11,7 @@ from typing import Any
 from refmoe.reports.bench_figures import derived, is_number
 from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.documents import Kind, PresentHash
+from refmoe.reports.environment import impossible
 
 #: Endings of the names of times, which are more than zero.
 _TIMES = ("_s", "_ms", "microseconds", "seconds")
@@ -32,6 +33,8 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRe
         return
     if not name.isidentifier() or not any(module.is_file() for module in _modules(name)):
         yield GateRefusal("bench.content", f"there is no benchmark {name!r}")
+    machine = {"cores": document.get("cores"), "torch": document.get("torch"), **document.get("versions", {})}
+    yield from (GateRefusal("document.environment", f"it names {said}") for said in impossible(machine))
     yield from first_and_count("bench.figures", _times(document, name))
     rows = document.get("rows", [])
     yield from first_and_count("bench.figures", ((_row_name(row), wrong) for row in rows for wrong in _rate(row)))
@@ -45,7 +48,13 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRe
 #: What a document holds under some keys, where it has them.
 _SHAPES: Mapping[str, tuple[type, ...]] = {
     **{"rows": (list,), "comparisons": (Mapping,), "medians_s": (Mapping,)},
-    **{"targets": (Mapping, list), "reached": (Mapping, bool), "all_reached": (bool,)},
+    **{
+        "versions": (Mapping,),
+        "cores": (int,),
+        "targets": (Mapping, list),
+        "reached": (Mapping, bool),
+        "all_reached": (bool,),
+    },
 }
 
 

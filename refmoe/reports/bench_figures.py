@@ -100,7 +100,10 @@ def _deepseek_gemm(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             over = row["deepgemm_over_this"]
             if is_number(over) and "DeepGEMM" in by and abs(over - by["DeepGEMM"] / row["microseconds"]) > 2 * _RATIO:
                 found = by["DeepGEMM"] / row["microseconds"]
-                yield f"{problem}, {row['contender']}", f"DeepGEMM over it is said to be {over}; the times have {found:.3f}"
+                yield (
+                    f"{problem}, {row['contender']}",
+                    f"DeepGEMM over it is said to be {over}; the times have {found:.3f}",
+                )
         for target in document["targets"]:
             rival, _, rest = str(target["name"]).partition(" over ours, ")
             if rest != problem or rival not in by or "refmoe" not in by:

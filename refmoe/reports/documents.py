@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from refmoe.chips import CHIPS, TARGETS
 from refmoe.reports.checks import GateRefusal, ReportError
-from refmoe.reports.environment import Environment
+from refmoe.reports.environment import Environment, impossible, version_numbers
 from refmoe.reports.reading import json_word, read_document, shown
 from refmoe.version import __version__
 
@@ -195,7 +194,7 @@ def chip_refusals(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
             yield GateRefusal("document.chip", f"ran on {document['gpu']}, and its environment names no {part}")
 
 
-def environment_refusals(environment: object) -> Iterator[GateRefusal]:
+def environment_refusals(environment: Any) -> Iterator[GateRefusal]:
     """What is wrong with where a document says that it was made: its form, and a refmoe that has not come yet."""
     if environment is None:
         return
@@ -204,18 +203,14 @@ def environment_refusals(environment: object) -> Iterator[GateRefusal]:
     except ValidationError as error:
         yield GateRefusal("document.schema", f"no valid environment: {first_error(error)}")
         return
-    if _numbers(found.refmoe) > _numbers(__version__):
+    if version_numbers(found.refmoe) > version_numbers(__version__):
         text = f"made by refmoe {found.refmoe}, and this one, which is to read it, is {__version__}"
         yield GateRefusal("document.version", text)
     if found.gpu is None and found.driver is not None:
         yield GateRefusal("document.chip", f"its environment names the driver {found.driver}, and no GPU")
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version, at most three: each of few digits, or it counts as large."""
-    parts = re.match(r"\d+(\.\d+)*", version)
-    numbers = tuple(int(part[:9]) for part in parts[0].split(".")[:3]) if parts else ()
-    return numbers + (0,) * (3 - len(numbers))
+    yield from (
+        GateRefusal("document.environment", f"its environment names {said}") for said in impossible(environment)
+    )
 
 
 def gpu_refusals(gpu: object, arch: object) -> Iterator[GateRefusal]:

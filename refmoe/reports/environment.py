@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -37,6 +39,56 @@ class Environment(BaseModel):
     driver: Driver | None
     platform: Word
     processors: Annotated[int, Field(ge=1)]
+
+
+#: The major version of each that is out now. One that is two further has not come yet.
+_MAJORS = {"python": 3, "numpy": 2, "ml_dtypes": 0, "torch": 2, "torchao": 0, "gguf": 0, "cuda": 13}
+#: What refmoe runs with, at least: the `dependencies` of pyproject.toml.
+_LEAST = {"python": (3, 10), "numpy": (2, 1), "ml_dtypes": (0, 5), "cuda": (12, 0)}
+#: What compilers and disassemblers of the CUDA toolkit say of themselves.
+_BUILD = re.compile(r"Build cuda_(\d+\.\d+)\.r\d+\.\d+/compiler\.\d+_0")
+_PLATFORM = re.compile(r"(Linux|Darwin|Windows) [\w-]+")
+#: Processors that Linux can be built for, at most.
+_PROCESSORS = 8192
+
+
+def impossible(versions: Mapping[str, object]) -> Iterator[str]:
+    """What of some versions, and of a machine's platform and processors, there cannot be; a sentence each.
+
+    Args:
+        versions: as `Environment` has them, or a benchmark; keys of something else are passed by.
+    """
+    for name, said in versions.items():
+        if not isinstance(said, str):
+            continue
+        package, version = name, said
+        if name in ("nvcc", "nvdisasm", "driver"):
+            build = _BUILD.fullmatch(said) if name != "driver" else re.fullmatch(r"CUDA ([\d.]+)", said)
+            if build is None:
+                yield f"{name} says {said[:60]!r}, which none says of itself"
+                continue
+            package, version = "cuda", build[1]
+        if package not in _MAJORS:
+            continue
+        found = version_numbers(version)
+        if found[0] > _MAJORS[package] + 1:
+            yield f"{name} {said[:60]} has not come yet: {_MAJORS[package]} is the major version of today"
+        elif found < _LEAST.get(package, ()):
+            least = ".".join(map(str, _LEAST[package]))
+            yield f"{name} {said[:60]}, and refmoe needs {package} {least} or newer"
+    system = versions.get("platform")
+    if isinstance(system, str) and not _PLATFORM.fullmatch(system):
+        yield f"the platform {system[:60]!r}, which is no system and machine"
+    processors = versions.get("processors", versions.get("cores"))
+    if isinstance(processors, int) and not 1 <= processors <= _PROCESSORS:
+        yield f"{processors:,} processors; a machine has 1 to {_PROCESSORS:,}"
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version, at most three: each of few digits, or it counts as large."""
+    parts = re.match(r"\d+(\.\d+)*", version)
+    numbers = tuple(int(part[:9]) for part in parts[0].split(".")[:3]) if parts else ()
+    return numbers + (0,) * (3 - len(numbers))
 
 
 def run_facts(*, command: str, seconds: float, gpu: bool = False) -> dict[str, Any]:

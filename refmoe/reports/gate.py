@@ -18,6 +18,7 @@ from refmoe.reports.checks import GateRefusal, ReportError, first_and_count
 from refmoe.reports.conformance import CONFORMANCE
 from refmoe.reports.consistency import Catalog, Record, two_stories
 from refmoe.reports.convert import CONVERT
+from refmoe.reports.documents import well_formed
 from refmoe.reports.drift import DRIFT
 from refmoe.reports.exhaustive import EXHAUSTIVE
 from refmoe.reports.invariant import INVARIANT
@@ -25,7 +26,6 @@ from refmoe.reports.judge import refusals_of
 from refmoe.reports.litmus import LITMUS
 from refmoe.reports.mutation import MUTATION
 from refmoe.reports.parity import CaseRecord, Report, check_report
-from refmoe.reports.documents import well_formed
 from refmoe.reports.reading import find_documents, read_document, shown
 from refmoe.reports.stress import STRESS, against_parity
 from refmoe.verify.verdict import Verdict

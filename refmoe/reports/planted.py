@@ -49,9 +49,7 @@ def fault_contradictions(report: Report, catalog: Catalog) -> Iterator[GateRefus
         for text in _case(each, known.get(each.name), by_id, catalog)
     )
     yield from first_and_count("fault.case", wrong)
-    wrong = (
-        (f"the planted fault {each.name}", text) for each in report.mutants for text in _finding(each, catalog)
-    )
+    wrong = ((f"the planted fault {each.name}", text) for each in report.mutants for text in _finding(each, catalog))
     yield from first_and_count("fault.finding", wrong)
     stated = [(rule.name, rule.source, rule.rule) for rule in report.tolerances]
     if stated != [(rule.name, rule.source, rule.rule) for rule in TOLERANCES]:

@@ -177,12 +177,12 @@ def test_bench_documents_may_lie_beside_reports(tmp_path: Path) -> None:
 def test_a_missed_target_is_named_and_refuses_nothing(tmp_path: Path) -> None:
     write_document(tmp_path / "a.json", [result()])
     rows = [
-        {"data": "gaussian", "gflops": 39.4, "target": 20.0, "reached": True},
-        {"data": "wide blocks", "gflops": 16.7, "target": 20.0, "reached": False},
+        {"data": "gaussian", "median_ms": 2.0, "gflops": 40.0, "target": 20.0, "reached": True},
+        {"data": "wide blocks", "median_ms": 5.0, "gflops": 16.0, "target": 20.0, "reached": False},
     ]
     compared = {"medians_s": {"refmoe": 1.0, "old": 7.0}, "ratio": 7.0, "target": 8.0, "reached": False}
     documents = {
-        "models": {"rows": rows, "all_reached": False},
+        "models": {"m": 40, "n": 1000, "k": 1000, "rows": rows, "all_reached": False},
         "against": {"comparisons": {"quantize": compared}, "reached": False, "all_reached": False},
         "parity": {"rows": [{"seconds": 21.0}], "again_s": 21.0, "targets": {"again_s": 20.0}},
         "layer": {"rows": [{"seconds": 1.0}], "all_reached": False},
@@ -196,7 +196,7 @@ def test_a_missed_target_is_named_and_refuses_nothing(tmp_path: Path) -> None:
     assert [line.removeprefix(f"{tmp_path}/") for line in outcome.missed] == [
         "against.json: quantize, ratio: 7, at least 8",
         "layer.json: a target that the report does not name",
-        "models.json: wide blocks: 16.7, at least 20",
+        "models.json: wide blocks: 16, at least 20",
         "parity.json: again s: 21, at most 20",
     ]
 

@@ -20,6 +20,7 @@ from click.testing import Result
 from support.damages.files import FILES
 from support.damages.kinds import KINDS
 from support.damages.parity import PARITY, verdict
+from support.damages.recomputed import DAMAGES
 from support.damages.sound import (
     ROOT,
     Document,
@@ -278,11 +279,11 @@ def test_a_baseline_that_is_missing_or_elsewhere_fails_by_name(folder: Path, mon
 
 #: Checks that a test with a name of its own sees.
 ELSEWHERE = {"file.permission", "file.absent", "file.changed", "baseline.missing", "baseline.content"}
-ELSEWHERE |= {"baseline.vanished", "baseline.family"}
+ELSEWHERE |= {"baseline.vanished", "baseline.family", "drift.recomputed"}
 
 
 def seen() -> Iterator[str]:
-    yield from (row[0] for row in (*PARITY, *KINDS, *FILES))
+    yield from (row[0] for row in (*PARITY, *KINDS, *FILES, *DAMAGES))
     yield from ELSEWHERE
 
 

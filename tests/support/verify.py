@@ -27,14 +27,14 @@ from refmoe.verify.verdict import Result, Verdict
 
 ENVIRONMENT = Environment(
     refmoe="0",
-    python="3",
-    numpy="2",
-    ml_dtypes="0",
+    python="3.11.7",
+    numpy="2.4.6",
+    ml_dtypes="0.6.0",
     nvcc=None,
     torch=None,
     gpu=None,
     driver=None,
-    platform="x",
+    platform="Linux x86_64",
     processors=1,
 )
 #: What there is where a GPU is.

@@ -6,7 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from support.damages.parity import top_key
-from support.damages.sound import Document, bench, compared, conformance, convert, drift, invariant, litmus, stress
+from support.damages.sound import (
+    Document,
+    bench,
+    committed,
+    compared,
+    conformance,
+    convert,
+    drift,
+    invariant,
+    litmus,
+    stress,
+)
 from support.verify import CASE, STALE
 
 from refmoe.reports.invariant import count_cases
@@ -96,6 +107,11 @@ def example(before: str, after: str) -> Callable[[Document], None]:
         row["examples"] = [text.replace(before, after) for text in row["examples"]]
 
     return damage
+
+
+def report_of(name: str) -> Callable[[], Document]:
+    """The committed report of a benchmark."""
+    return lambda: committed(f"bench/{name}.json")
 
 
 PAIR = ("runs", 0, "comparisons", 0)
@@ -332,4 +348,30 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("bench.targets", "a rate that is missed", bench, top_key(a_per_s=3.0)),
     ("bench.targets", "another ratio", compared, at("comparisons", "quantize", ratio=8.0)),
     ("bench.targets", "a target that is missed", compared, at("comparisons", "quantize", target=8.0)),
+    ("bench.figures", "another ratio to the floor", report_of("gpu"), at("rows", 1, ratio_to_floor=0.5)),
+    ("bench.figures", "a row twice in its group", report_of("gpu"), lambda d: d["rows"].insert(2, d["rows"][1])),
+    ("bench.figures", "no floor", report_of("gpu"), lambda d: d["rows"].pop(0)),
+    ("bench.figures", "beyond the memory", report_of("gpu"), lambda d: d["rows"][1].update(
+        traffic_bytes=d["rows"][1]["traffic_bytes"] * 10, terabytes_per_second=37.19
+    )),
+    ("bench.figures", "a copy of more bytes", report_of("gpu"), at("rows", 0, name="copy, reads 1, 99.0 MB")),
+    ("bench.figures", "another ratio of problems", report_of("deepseek_gemm"), at("targets", 0, ratio=0.9)),
+    ("bench.figures", "DeepGEMM slower", report_of("deepseek_gemm"), at("rows", 3, deepgemm_over_this=1.2)),
+    ("bench.figures", "more TFLOP/s", report_of("deepseek_gemm"), at("rows", 3, teraflops=1900.0)),
+    ("bench.figures", "a target of no problem", report_of("deepseek_gemm"), at("targets", 0, name="copy over ours, x")),
+    ("bench.figures", "torch slower", report_of("deepseek_routing"), top_key(torch_over_ours=[20.0, 7.0])),
+    ("bench.figures", "more weights differ than there are", report_of("deepseek_routing"), top_key(weights=1)),
+    ("bench.figures", "a faster product", report_of("models"), at("rows", 0, gflops=400.0)),
+    ("bench.figures", "fewer bytes kept", report_of("memory"), at("rows", 0, kept=1)),
+    ("bench.figures", "another average", report_of("memory"), top_key(bytes_per_byte_touched=1.0)),
+    ("bench.figures", "less resident than touched", report_of("memory"), top_key(resident_bytes=1)),
+    ("bench.figures", "another share", report_of("exponential"), top_key(share_not_correctly_rounded=0.0)),
+    ("bench.figures", "reached beyond what is stated", report_of("exponential"), top_key(max_ulp=0.9)),
+    ("bench.figures", "faster launches", report_of("deepseek"), top_key(launches_s=1.0)),
+    ("bench.figures", "more bytes differ than there are", report_of("deepseek"), at("rows", 0, differing=-1)),
+    ("bench.figures", "another prediction", report_of("tiles"), at("predictions", 0, predicted_microseconds=1.0)),
+    ("bench.figures", "another bound", report_of("tiles"), at("predictions", 0, bound="issue")),
+    ("bench.figures", "spills that are not listed", report_of("tiles"), at("rows", 0, spill_bytes=8)),
+    ("document.environment", "bench: a torch to come", bench, top_key(versions={"torch": "9.0"})),
+    ("document.environment", "bench: no core", bench, top_key(cores=0)),
 ]  # fmt: skip

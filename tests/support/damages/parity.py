@@ -25,6 +25,15 @@ def fault_key(**changes: Any) -> Callable[[Document], None]:
     return lambda document: document["mutants"][0].update(changes)
 
 
+def environment_key(**changes: Any) -> Callable[[Document], None]:
+    return lambda document: document["environment"].update(changes)
+
+
+def bytes_say(finding: str) -> Callable[[Document], None]:
+    """The first fault is caught by the bytes of a case of expand, and its finding says this."""
+    return fault_key(case=str(CASE), verdict="MISMATCH", check="bytes", finding=finding)
+
+
 def verdict(word: str, **changes: Any) -> Callable[[Document], None]:
     """The verdict of the first case is another one, and the summary knows it."""
 
@@ -126,6 +135,15 @@ PARITY: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]
     ("parity.environment", "a GPU without a case", parity, lambda d: d["environment"].update(gpu="NVIDIA H200")),
     ("document.schema", "no version of refmoe", parity, lambda d: d["environment"].update(refmoe="")),
     ("parity.environment", "another compiler", parity, case_key(compiler="Build cuda_12.9")),
+    ("document.environment", "a numpy to come", parity, environment_key(numpy="99.0")),
+    ("document.environment", "an old Python", parity, environment_key(python="2.7.18")),
+    ("document.environment", "a compiler that is none", parity, environment_key(nvcc="gcc 12")),
+    ("document.environment", "a compiler to come", parity, environment_key(
+        nvcc="Build cuda_40.0.r40.0/compiler.36424714_0"
+    )),
+    ("document.environment", "no system", parity, environment_key(platform="Potato")),
+    ("document.environment", "a million processors", parity, environment_key(processors=10**6)),
+    ("document.environment", "a driver to come", gpu, environment_key(driver="CUDA 99.0")),
     ("parity.evidence", "nothing of the device", parity, lambda document: document["evidence"].pop("ptx")),
     ("parity.evidence", "nothing of the model", parity, lambda document: document["evidence"].popitem()),
     ("parity.evidence", "a device that nothing ran on", parity, lambda d: d["evidence"].update(cuda="bit-exact")),
@@ -136,7 +154,7 @@ PARITY: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]
     ("document.schema", "a driver that is none", gpu, lambda d: d["environment"].update(driver="banana")),
     ("document.schema", "a Python that is none", parity, lambda d: d["environment"].update(python="three")),
     ("parity.seconds", "no time for any case", parity, lambda d: [case.update(seconds=0.0) for case in d["cases"]]),
-    ("parity.seconds", "faster than any machine", parity, case_key(lane_instructions=10**30)),
+    ("parity.instructions", "faster than any machine", parity, case_key(lane_instructions=10**30)),
     ("case.schedules", "fewer than the command asks for", parity, lambda d: d.update(
         command=f"{d['command']} --schedules 16"
     )),
@@ -245,6 +263,12 @@ PARITY: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]
         verdict("ERROR", reason="x")(d), d["mutants"][0].update(case=str(CASE))
     )),
     ("fault.check", "a check that found nothing", planted, fault_key(check="race")),
+    ("fault.finding", "no place", planted, bytes_say("it is wrong")),
+    ("fault.finding", "another stage", planted, bytes_say("out[0]  kernel 0x00 (0) reference 0x01 (1); 1 of 8 differ")),
+    ("fault.finding", "the same of both", planted, bytes_say("codes[0, 0]  kernel 0x01 (1) reference 0x01 (1)")),
+    ("fault.finding", "more than there are", planted, bytes_say("codes[0, 0]  x; 4,000 of 1,000 differ")),
+    ("fault.finding", "another size", planted, bytes_say("codes[0, 0]  x; 1 of 1,001 differ")),
+    ("fault.finding", "beyond the end", planted, bytes_say("codes[90000, 90000]  x; 1 of 416 differ")),
     ("fault.tolerance", "an unknown one", planted, fault_key(accepted_by=["mine"])),
     ("fault.tolerance", "of no GEMM", planted, fault_key(accepted_by=[TOLERANCES[0].name])),
     ("fault.tolerance", "other rules", planted, lambda document: document["tolerances"].pop()),

@@ -76,6 +76,7 @@ def planted() -> Document:
     mutants = []
     for fault in known_faults({"expand"}).values():
         case = fault.case or str(CASE)
+        stages = parse_case(case).family.extents(parse_case(case))
         mutants.append(
             {
                 "name": fault.name,
@@ -84,7 +85,7 @@ def planted() -> Document:
                 "caught": True,
                 "case": case,
                 "verdict": "MISMATCH",
-                "finding": "codes[0]  x",
+                "finding": f"{next(iter(stages))}[0]  x",
                 "cases": 1,
                 "check": "bytes",
                 "accepted_by": None,
