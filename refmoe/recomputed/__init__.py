@@ -16,7 +16,7 @@ from refmoe.reports.checks import GateRefusal
 from refmoe.reports.gate import Recompute
 
 #: The kinds whose figures are computed anew, each by the module of its name here.
-KINDS = ("bench", "conformance", "convert", "drift", "exhaustive", "litmus", "mutation", "stress")
+KINDS = ("bench", "conformance", "convert", "drift", "exhaustive", "litmus", "mutation", "parity", "stress")
 #: Those that take more than some seconds.
 SLOW = frozenset(("convert", "drift"))
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from refmoe.bench import (
     against,
     cutlass,
+    deepseek,
     deepseek_gemm,
+    deepseek_routing,
     executor,
+    exponential,
     faults,
     first_launch,
     layer,
@@ -21,6 +25,8 @@ from refmoe.bench import (
 )
 from refmoe.bench.tiles import sources
 from refmoe.recomputed.values import partings
+from refmoe.reference.exponential import MAX_ULP
+from refmoe.reference.mma import MODELS
 from refmoe.reports.checks import GateRefusal, first_and_count
 
 #: By its name the targets of a benchmark whose report has them under `targets`, each with a word under `reached`.
@@ -69,6 +75,7 @@ def _wrong(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from partings({each["name"]: each["target"] for each in document["targets"]}, wanted, "targets")
     elif name == "tiles":
         yield from partings(_numbers(document["sources"]), _numbers(sources()), "sources")
+    yield from _form(document)
     if "all_reached" not in document and (name in _NAMED or name in ("races", "models", "deepseek_gemm", "tiles")):
         yield "all_reached", "is not there"
 
@@ -79,3 +86,93 @@ def _numbers(products: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, A
         name: {key: value for key, value in each.items() if not key.endswith("_source")}
         for name, each in products.items()
     }
+
+
+#: What each report has beside its kind, its name and its digest.
+_KEYS: Mapping[str, str] = {
+    "cutlass": "build release shape experts rows lane_instructions rounds cores versions targets reached all_reached",
+    "deepseek": "sizes rows experts_drawn arch model evidence reference_s launches_s cores versions all_reached",
+    "deepseek_gemm": "gpu arch rows targets all_reached",
+    "deepseek_routing": "gpu arch torch problem rows torch_over_ours tokens_with_other_experts weights "
+    "weights_with_other_bits most_units_apart maps_differ",
+    "executor": "shape rounds cores versions lane_instructions medians_s lane_instructions_per_s one_row_s gemm "
+    "targets reached all_reached",
+    "exponential": "stride constants inputs constant_inputs max_ulp stated_max_ulp worst_input worst_bits "
+    "not_correctly_rounded share_not_correctly_rounded decided_in_decimal numpy_exp_relative_error_times_2_53 rows "
+    "seconds versions reached",
+    "gpu": "gpu arch environment clocks rows",
+    "layer": "shape rows rounds cores versions targets reached all_reached",
+    "memory": "buffers touched resident_bytes rows bytes_per_byte_touched cores versions targets reached all_reached",
+    "models": "m n k rounds model evidence cores versions rows all_reached",
+    "quantize": "size rounds cores versions comparisons reached",
+    "tiles": "rows not_built predictions sources spills cores versions all_reached",
+}
+
+
+def _fixed() -> Mapping[str, Mapping[str, Any]]:
+    """By its name what a benchmark times, of which no option of the command says otherwise."""
+    run = {module.__name__.rpartition(".")[2]: defaults(module.run) for module in _WITH_SIZES}
+    made = run["deepseek"]
+    routing = deepseek_routing
+    return {
+        "cutlass": {"shape": [int(cutlass.OFFSETS[-1]), cutlass.N, cutlass.K], **run["cutlass"]},
+        "deepseek": {"sizes": made},
+        "deepseek_routing": {
+            "problem": f"{routing.TOKENS} tokens, {routing.EXPERTS} experts in {routing.GROUPS} groups, "
+            f"{routing.TOP_GROUPS} kept, top {routing.TOP_K}"
+        },
+        "executor": {"shape": [run["executor"]["rows"], executor.K], "rounds": run["executor"]["rounds"]},
+        "exponential": {**run["exponential"], "stated_max_ulp": MAX_ULP},
+        "layer": run["layer"],
+        "memory": {key: run["memory"][key] for key in ("buffers", "touched")},
+        "models": {key: run["models"][key] for key in ("m", "n", "k", "rounds")},
+        "quantize": run["quantize"],
+    }
+
+
+_WITH_SIZES = (cutlass, deepseek, executor, exponential, layer, memory, models, quantize)
+
+
+def defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """The values that arguments of a function have where they are left out."""
+    return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+
+
+def _form(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Keys that a report has not or lacks, and another size than the command times."""
+    name = document["name"]
+    if name in _KEYS:
+        # A run beside another checkout says more.
+        held, due = document.keys() - {"kind", "name", "digest", "against"}, set(_KEYS[name].split())
+        for key in sorted(held - due):
+            yield key, f"is nothing that the benchmark {name} writes"
+        for key in sorted(due - held):
+            yield key, f"is not there, and the benchmark {name} writes it"
+    for key, value in _fixed().get(name, {}).items():
+        if key in document:
+            yield from partings(document[key], value, key)
+    if "model" in document and "evidence" in document:
+        known = MODELS.get(document["model"])
+        words = {pair.evidence.value for pair in known.pairs.values()} if known else set()
+        if document["evidence"] not in words:
+            yield "evidence", f"is {document['evidence']!r} of the model {document['model']!r}, which does not have it"
+    if name == "deepseek_gemm":
+        yield from _work(document["rows"])
+
+
+def _work(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Bytes and operations that are not those of a problem of the DeepSeek GEMM."""
+    n, k = deepseek_gemm.N, deepseek_gemm.K
+    for row in rows:
+        experts, each = (int(word) for word in row["problem"].split(" x "))
+        count = experts * each
+        traffic = (count + experts * n) * k + 2 * count * n
+        name = f"{row['problem']}, {row['contender']}"
+        if row["traffic_bytes"] != traffic:
+            yield name, f"says {row['traffic_bytes']:,} bytes, and its operands and output have {traffic:,}"
+        if (row["of"] == "copy") != (row["teraflops"] is None):
+            yield name, f"says {row['teraflops']} TFLOP/s"
+        elif row["teraflops"] is not None:
+            found = 2 * count * n * k / row["microseconds"] / 1e6
+            if abs(row["teraflops"] - found) > 0.06 + found * 0.006 / row["microseconds"]:
+                yield name, f"says {row['teraflops']} TFLOP/s, and its time gives {found:.1f}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,11 +44,17 @@ class Planner:
         return buffer
 
 
-def plans_of(case: Case, arch: str, multiprocessors: int) -> list[LaunchPlan]:
+def plans_of(case: Case, inputs: Mapping[str, Any], arch: str, multiprocessors: int) -> list[LaunchPlan]:
     """What a case launches on an arch; nothing for a case that the kernel refuses."""
     planner = Planner(case.device, arch, multiprocessors)
     try:
-        case.family.run(case, case.family.inputs(case), planner)  # type: ignore[arg-type]
+        case.family.run(case, inputs, planner)  # type: ignore[arg-type]
     except ArgumentError:
         return []
     return planner.launches
+
+
+def launches_of(case: Case, inputs: Mapping[str, Any], arch: str, multiprocessors: int) -> tuple[str, ...]:
+    """The same as a report writes them: "ENTRY GRID x BLOCK"."""
+    plans = plans_of(case, inputs, arch, multiprocessors)
+    return tuple(f"{plan.kernel.entry} {plan.grid} x {plan.block}" for plan in plans)

@@ -40,6 +40,6 @@ def first_cases(arch: str, multiprocessors: int) -> Mapping[str, str]:
     """By entry the first quick case that launches it, as `refmoe.silicon.stress.one_of_each` finds it on a GPU."""
     first: dict[str, str] = {}
     for case in list_cases("quick", tuple(FAMILIES), "cuda"):
-        for plan in plans_of(case, arch, multiprocessors):
+        for plan in plans_of(case, case.family.inputs(case), arch, multiprocessors):
             first.setdefault(plan.kernel.entry, str(case))
     return MappingProxyType(first)

@@ -123,6 +123,8 @@ def _speeds(document: Mapping[str, Any]) -> Iterator[str]:
         )
         if not is_number(count) or not isinstance(medians, Mapping) or not isinstance(speeds, Mapping):
             continue
+        if speeds.keys() != medians.keys():
+            yield f"speeds of {', '.join(speeds)}, and times of {', '.join(medians)}"
         for name, speed in speeds.items():
             if not is_number(speed) or not is_number(medians.get(name)) or medians[name] <= 0:
                 yield f"{name}: {speed} lane instructions a second, without a time"

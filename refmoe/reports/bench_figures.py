@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
+
+import numpy as np
 
 from refmoe.chips import CHIPS
 
 #: What a repetition, a time in microseconds and a ratio or rate were rounded to.
 _REPETITION, _TIME, _RATIO = 5e-5, 5e-3, 5e-4
+#: What a share of instructions was rounded to.
+_SHARE = 6e-5
 #: How much more than its nominal bandwidth a memory seems to give: part of the rotating buffers stays in the L2 cache.
 _CACHED = 1.25
 #: How the rows are called that a group of contenders begins with.
@@ -126,6 +131,19 @@ def _deepseek_routing(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "weights_with_other_bits", f"{document['weights_with_other_bits']:,} of {document['weights']:,}"
 
 
+def _layer(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    held = Counter(row.get("target") for row in document["rows"])
+    for target in document.get("targets", ()):
+        if held[target] != 1:
+            yield str(target), f"has {held[target]} rows; needed one"
+
+
+def _cutlass(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    held = sorted(str(row["contender"]) for row in document["rows"])
+    if held != ["all checks", "no checks"]:
+        yield "rows", f"are of {', '.join(held)}; needed all checks and no checks"
+
+
 def _models(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     work = 2e-9 * document["m"] * document["n"] * document["k"]
     for row in document["rows"]:
@@ -154,6 +172,17 @@ def _exponential(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     share = document["not_correctly_rounded"] / document["inputs"]
     if not math.isclose(document["share_not_correctly_rounded"], share, rel_tol=1e-9):
         yield "share_not_correctly_rounded", f"says {document['share_not_correctly_rounded']}; the counts have {share}"
+    rows = document["rows"]
+    for key in ("inputs", "not_correctly_rounded", "decided_in_decimal"):
+        if (found := sum(row[key] for row in rows)) != document[key]:
+            yield key, f"says {document[key]:,}, and its rows have {found:,}"
+    worst = max(rows, key=lambda row: row["max_ulp"])
+    for key in ("max_ulp", "worst_input", "worst_bits"):
+        if document[key] != worst[key]:
+            yield key, f"says {document[key]}, and the worst of its rows has {worst[key]}"
+    for row in rows:
+        if row["worst_bits"] != f"0x{int(np.float32(row['worst_input']).view(np.uint32)):08x}":
+            yield str(row["x"]), f"its worst input {row['worst_input']} does not have the bits {row['worst_bits']}"
     if document["reached"] != (document["max_ulp"] <= document["stated_max_ulp"]):
         text = f"is {document['reached']}, with {document['max_ulp']} ulp of {document['stated_max_ulp']} stated"
         yield "reached", text
@@ -166,9 +195,29 @@ def _deepseek(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for row in document["rows"]:
         if not 0 <= row["differing"] <= row["bytes"]:
             yield row["stage"], f"{row['differing']:,} of {row['bytes']:,} bytes differ"
+    equal = not any(row["differing"] for row in document["rows"])
+    tokens, top_k = document["sizes"]["tokens"], document["sizes"]["top_k"]
+    if document["all_reached"] != (equal and document["experts_drawn"] <= tokens * top_k):
+        text = f"all_reached is {document['all_reached']}, and its rows and experts say otherwise"
+        yield "all_reached", text
 
 
 def _tiles(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    kernels = {(row["kernel"], row["tile"]) for row in document["rows"]}
+    keys = ("kernel", "tile", "product", "model", "gemm", "tokens")
+    for key, count in Counter(tuple(each[name] for name in keys) for each in document["predictions"]).items():
+        if key[:2] not in kernels or key[2] not in document["sources"]:
+            yield ", ".join(map(str, key)), "is predicted for a kernel or a product that it does not count"
+        if count > 1:
+            yield ", ".join(map(str, key)), f"is predicted {count} times"
+    for row in document["rows"]:
+        for share, part, whole in (
+            ("instructions_a_byte", "instructions_a_step", "bytes_a_step"),
+            ("tensor_share", "tensor_instructions", "instructions_a_step"),
+        ):
+            if row.keys() >= {share, part, whole} and abs(row[share] - row[part] / row[whole]) > _SHARE:
+                found = row[part] / row[whole]
+                yield f"{row['kernel']}, {row['tile']}", f"says {share} {row[share]}, and its counts have {found:.4f}"
     for each in document["predictions"]:
         times = each["by_resource"]
         name = f"{each['kernel']}, {each['tile']}, {each['product']}, {each['tokens']} tokens"
@@ -184,10 +233,12 @@ def _tiles(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 _BY_NAME = {
+    "cutlass": _cutlass,
     "deepseek": _deepseek,
     "deepseek_gemm": _deepseek_gemm,
     "deepseek_routing": _deepseek_routing,
     "exponential": _exponential,
+    "layer": _layer,
     "memory": _memory,
     "models": _models,
     "tiles": _tiles,

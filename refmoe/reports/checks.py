@@ -78,6 +78,7 @@ CHECKS: Mapping[str, str] = MappingProxyType(
         "case.model": "an accumulation model that there is not, without evidence, or with another chip's",
         "case.schedules": "schedules of a launch that was not on the executor, or fewer than the case says",
         "case.kernel": "a user's kernel without a name, or sources that leave out its own file",
+        "case.recomputed": "inputs or launches that the case does not have",
         # Planted faults.
         "fault.survived": "a planted fault that no case caught",
         "fault.none": "no planted faults in a report whose command planted them; or faults that nobody asked for",

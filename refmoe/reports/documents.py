@@ -176,6 +176,9 @@ def time_refusals(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
         yield GateRefusal("document.time", f"made at {created}, before there was any report")
     elif made > datetime.datetime.now(datetime.timezone.utc) + _CLOCKS:
         yield GateRefusal("document.time", f"made at {created}, which has not come yet")
+    elif document.get("seconds", 0) > (made - _FIRST).total_seconds():
+        text = f"made at {created}, after {document['seconds']:g} s, which began before there was any report"
+        yield GateRefusal("document.time", text)
 
 
 def chip_refusals(document: Mapping[str, Any]) -> Iterator[GateRefusal]:

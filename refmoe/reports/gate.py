@@ -98,6 +98,7 @@ def check_reports(
     found = find_documents(paths)
     refusals = list(found.refusals)
     reports: dict[Path, Report] = {}
+    written: dict[Path, Mapping[str, Any]] = {}
     others: dict[Path, Mapping[str, Any]] = {}
     stressed: dict[Path, Mapping[str, Any]] = {}
     broken: set[Path] = set()
@@ -109,7 +110,7 @@ def check_reports(
             document = read_document(path)
             name = document.get("kind", "parity")
             if name == "parity":
-                reports[path] = check_report(path, document)
+                reports[path], written[path] = check_report(path, document), document
             elif name == baselines.KIND:
                 refusals.append(_elsewhere(path, baseline))
             elif isinstance(name, str) and name in KINDS:
@@ -131,7 +132,10 @@ def check_reports(
             broken.add(path)
     records = {path: [Record(case, catalog) for case in report.cases] for path, report in reports.items()}
     for path, report in reports.items():
-        refusals += [refusal.at(shown(path)) for refusal in refusals_of(path, report, records[path], catalog)]
+        refused = [refusal.at(shown(path)) for refusal in refusals_of(path, report, records[path], catalog)]
+        if not refused and "parity" in recomputed:
+            refused = _anew(path, written[path], recomputed["parity"])
+        refusals += refused
     refusals += _twice({**{path: report.digest for path, report in reports.items()}, **_digests(others)})
     refusals += two_stories(records)
     refusals += against_parity(stressed, reports, catalog)
@@ -156,7 +160,7 @@ def check_reports(
 
 def _anew(path: Path, document: Mapping[str, Any], recompute: Recompute) -> list[GateRefusal]:
     """Why the figures of a document are not those that come out again."""
-    with well_formed(path, document["kind"]):
+    with well_formed(path, document.get("kind", "parity")):
         return [refusal.at(shown(path)) for refusal in recompute(document)]
 
 

@@ -51,7 +51,7 @@ def refusals_of(path: Path, report: Report, records: Sequence[Record], catalog: 
         yield GateRefusal("parity.empty", f"no case ran: {first.verdict.value}: {first.reason}")
     for verdict, meaning in _REFUSED.items():
         yield from _refused(path, [case for case in report.cases if case.fails and case.verdict is verdict], meaning)
-    yield from time_refusals({"created": report.created})
+    yield from time_refusals({"created": report.created, "seconds": report.seconds})
     yield from environment_refusals(report.environment.model_dump())
     yield from contradictions(report, records, catalog)
     yield from fault_contradictions(report, catalog)

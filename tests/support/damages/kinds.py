@@ -367,6 +367,18 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("bench.figures", "less resident than touched", report_of("memory"), top_key(resident_bytes=1)),
     ("bench.figures", "another share", report_of("exponential"), top_key(share_not_correctly_rounded=0.0)),
     ("bench.figures", "reached beyond what is stated", report_of("exponential"), top_key(max_ulp=0.9)),
+    ("bench.figures", "a part of the worst", report_of("exponential"), at("rows", 3, max_ulp=7.0)),
+    ("bench.figures", "other bits of the worst", report_of("exponential"), at("rows", 0, worst_bits="0x0")),
+    ("bench.figures", "an input more", report_of("exponential"), at("rows", 0, inputs=1)),
+    ("bench.figures", "not reached and it is", report_of("deepseek"), top_key(all_reached=False)),
+    ("bench.figures", "another target of a row", report_of("layer"), at("rows", 0, target="all_experts_s")),
+    ("bench.figures", "another contender", report_of("cutlass"), at("rows", 0, contender="few checks")),
+    ("bench.figures", "a time without its speed", report_of("executor"), lambda d: (
+        d["lane_instructions_per_s"].pop("no checks")
+    )),
+    ("bench.figures", "a prediction of no kernel", report_of("tiles"), at("predictions", 0, tile="1x1x1")),
+    ("bench.figures", "a prediction twice", report_of("tiles"), lambda d: d["predictions"].append(d["predictions"][0])),
+    ("bench.figures", "a larger share", report_of("tiles"), at("rows", 0, tensor_share=0.9)),
     ("bench.figures", "faster launches", report_of("deepseek"), top_key(launches_s=1.0)),
     ("bench.figures", "more bytes differ than there are", report_of("deepseek"), at("rows", 0, differing=-1)),
     ("bench.figures", "another prediction", report_of("tiles"), at("predictions", 0, predicted_microseconds=1.0)),

@@ -135,6 +135,7 @@ PARITY: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]
     ("parity.environment", "a GPU without a case", parity, lambda d: d["environment"].update(gpu="NVIDIA H200")),
     ("document.schema", "no version of refmoe", parity, lambda d: d["environment"].update(refmoe="")),
     ("parity.environment", "another compiler", parity, case_key(compiler="Build cuda_12.9")),
+    ("document.time", "a run of thirty years", parity, top_key(seconds=1e9)),
     ("document.environment", "a numpy to come", parity, environment_key(numpy="99.0")),
     ("document.environment", "an old Python", parity, environment_key(python="2.7.18")),
     ("document.environment", "a compiler that is none", parity, environment_key(nvcc="gcc 12")),

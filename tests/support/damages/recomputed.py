@@ -11,8 +11,10 @@ from support.damages.kinds import at
 from support.damages.parity import top_key
 from support.damages.sound import Document, committed
 
+from refmoe.catalog import parse_case
 from refmoe.mutation.sites import sampled
 from refmoe.recomputed.mutation import sites_of_sources
+from refmoe.recomputed.parity import LARGEST, size_of
 from refmoe.reports.exhaustive import summary
 
 
@@ -115,6 +117,30 @@ def another_of_its_kind(document: Document) -> None:
     raise AssertionError("each mutant is the only one of its kind")
 
 
+@cache
+def small_cases() -> Document:
+    """Of the committed report of the executor a product, a layer and an expansion, all small."""
+    whole = committed("ptx.json")
+    families = {"expand", "sm12x_gemm", "moe"}
+    cases = []
+    for case in whole["cases"]:
+        if case["family"] in families and case["verdict"] == "PASS" and size_of(parse_case(case["id"])) <= LARGEST:
+            families.remove(case["family"])
+            cases.append(case)
+    return {"kind": "parity", "environment": whole["environment"], "cases": cases}
+
+
+def launch(before: str, after: str) -> Callable[[Document], None]:
+    """The first launch of the first case is another one."""
+
+    def damage(document: Document) -> None:
+        first = document["cases"][0]["launches"]
+        assert before in first[0]
+        first[0] = first[0].replace(before, after)
+
+    return damage
+
+
 Row = tuple[str, str, Callable[[], Document], Callable[[Document], None]]
 
 DAMAGES: list[Row] = [
@@ -171,6 +197,20 @@ DAMAGES: list[Row] = [
     ("bench.recomputed", "a comparison left out", QUANTIZE, lambda d: d["comparisons"].popitem()),
     ("bench.recomputed", "a lower target", GEMM, at("targets", 0, target=0.1)),
     ("bench.recomputed", "another bandwidth", TILES, at("sources", "RTX 5090", bandwidth_gb_per_second=1.0)),
+    ("case.recomputed", "other inputs", small_cases, at("cases", 0, input_sha256="5a1e" * 16)),
+    ("case.recomputed", "inputs of another case", small_cases, swap("input_sha256", "cases")),
+    ("case.recomputed", "launches of another case", small_cases, swap("launches", "cases")),
+    ("case.recomputed", "another grid", small_cases, launch(" x ", "0 x ")),
+    ("case.recomputed", "another block", small_cases, launch(" x ", " x 1")),
+    ("case.recomputed", "another kernel", small_cases, launch("_bf16", "_fp16")),
+    ("case.recomputed", "a launch left out", small_cases, lambda d: [case["launches"].pop() for case in d["cases"]]),
+    ("bench.recomputed", "another size", QUANTIZE, top_key(size=64)),
+    ("bench.recomputed", "a key that there is not", EXECUTOR, top_key(approved=True)),
+    ("bench.recomputed", "a key that is left out", EXECUTOR, lambda d: d.pop("one_row_s")),
+    ("bench.recomputed", "more evidence", MODELS, top_key(evidence="hardware-checked")),
+    ("bench.recomputed", "fewer bytes of a problem", GEMM, at("rows", 2, traffic_bytes=7)),
+    ("bench.recomputed", "operations of another problem", GEMM, at("rows", 2, teraflops=1.0)),
+    ("bench.recomputed", "operations of a copy", GEMM, at("rows", 0, teraflops=7.0)),
     ("mutation.recomputed", "a huge number of mutants", mutation, lambda d: d["sample"].update(of=10**9)),
     ("mutation.recomputed", "one mutant more", mutation, lambda d: d["sample"].update(of=d["sample"]["of"] + 1)),
     ("mutation.recomputed", "another seed", mutation, lambda d: d["sample"].update(seed=8)),
