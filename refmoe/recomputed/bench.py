@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from refmoe.bench import (
@@ -23,7 +23,10 @@ from refmoe.bench import (
     quantize,
     races,
 )
-from refmoe.bench.tiles import sources
+from refmoe.bench.tiles import TOKENS, sources
+from refmoe.bench.tiles.model import MODELS as MODELLED
+from refmoe.bench.tiles.peaks import modelled_products
+from refmoe.chips import CHIPS
 from refmoe.recomputed.values import partings
 from refmoe.reference.exponential import MAX_ULP
 from refmoe.reference.mma import MODELS
@@ -156,14 +159,60 @@ def _form(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         words = {pair.evidence.value for pair in known.pairs.values()} if known else set()
         if document["evidence"] not in words:
             yield "evidence", f"is {document['evidence']!r} of the model {document['model']!r}, which does not have it"
-    if name == "deepseek_gemm":
-        yield from _work(document["rows"])
+    if "arch" in document and document["arch"] not in {chip.arch for chip in CHIPS.values()}:
+        yield "arch", f"is {document['arch']!r}, which is that of no chip that is known"
+    needed = {"nvcc", "nvdisasm"} if name == "tiles" else {"numpy"}
+    if "versions" in document and (absent := sorted(needed - document["versions"].keys())):
+        yield "versions", f"do not name {absent[0]}"
+    yield from _OF_ONE.get(name, _nothing)(document)
 
 
-def _work(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+def _nothing(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from ()
+
+
+def _executor(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    gemm = {"shape": [1, executor.GEMM_N, executor.K], "tile": executor.GEMM_TILE}
+    yield from partings({key: document["gemm"].get(key) for key in gemm}, gemm, "gemm")
+
+
+def _routing(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Weights are compared of the tokens whose experts are the same."""
+    found = (deepseek_routing.TOKENS - document["tokens_with_other_experts"]) * deepseek_routing.TOP_K
+    if document["weights"] != found:
+        yield "weights", f"says {document['weights']:,}, and the tokens with the same experts have {found:,}"
+
+
+def _models(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for row in document["rows"]:
+        yield from partings(row["checked"], defaults(models.run)["checked"], f"{row['data']}, checked")
+
+
+def _predicted(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Predictions that are missing: each counted kernel, product, model, GEMM and number of tokens has one."""
+    wanted = {
+        (row["kernel"], row["tile"], product.name, model.name, gemm, tokens)
+        for row in document["rows"]
+        if "not_counted" not in row
+        for arch, product, _ in modelled_products()
+        if arch in row["archs"]
+        for model in MODELLED
+        for gemm in model.gemms()
+        for tokens in TOKENS
+    }
+    keys = ("kernel", "tile", "product", "model", "gemm", "tokens")
+    held = {tuple(each[key] for key in keys) for each in document["predictions"]}
+    for these, said in ((wanted - held, "is not predicted"), (held - wanted, "is none of what is predicted")):
+        for key in sorted(these, key=str):
+            yield ", ".join(map(str, key)), said
+
+
+def _work(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Bytes and operations that are not those of a problem of the DeepSeek GEMM."""
     n, k = deepseek_gemm.N, deepseek_gemm.K
-    for row in rows:
+    for row in document["rows"]:
+        if isinstance(row["bits_are_deepgemms"], bool) == (row["of"] == "copy"):
+            yield f"{row['problem']}, {row['contender']}", "does not say whether its bits are DeepGEMM's, or has none"
         experts, each = (int(word) for word in row["problem"].split(" x "))
         count = experts * each
         traffic = (count + experts * n) * k + 2 * count * n
@@ -176,3 +225,12 @@ def _work(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
             found = 2 * count * n * k / row["microseconds"] / 1e6
             if abs(row["teraflops"] - found) > 0.06 + found * 0.006 / row["microseconds"]:
                 yield name, f"says {row['teraflops']} TFLOP/s, and its time gives {found:.1f}"
+
+
+_OF_ONE: Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]] = {
+    "deepseek_gemm": _work,
+    "deepseek_routing": _routing,
+    "executor": _executor,
+    "models": _models,
+    "tiles": _predicted,
+}

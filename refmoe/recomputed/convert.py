@@ -29,6 +29,9 @@ def _wrong(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     except ValueError as error:
         yield f"its command {document['command']!r}", f"is no command: {error}"
         return
+    if words[:3] != ["refmoe", "policy", "convert"]:
+        yield f"its command {document['command']!r}", "converts nothing; needed refmoe policy convert"
+        return
     yield from partings(document["power_of_two"], losses(), "power_of_two")
     given = any(word.partition("=")[0] == "--input" for word in words)
     origins = {tensor["origin"] for tensor in document["tensors"]}

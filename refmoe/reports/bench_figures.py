@@ -176,6 +176,11 @@ def _exponential(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in ("inputs", "not_correctly_rounded", "decided_in_decimal"):
         if (found := sum(row[key] for row in rows)) != document[key]:
             yield key, f"says {document[key]:,}, and its rows have {found:,}"
+    # Every pattern of FP32 but a NaN is an input, or one at which the result is a constant.
+    numbers = 2**32 - 2 * (2**23 - 1)
+    if document["stride"] == 1 and document["inputs"] + document["constant_inputs"] != numbers:
+        found = document["inputs"] + document["constant_inputs"]
+        yield "constant_inputs", f"with its inputs are {found:,}, and FP32 has {numbers:,} numbers"
     worst = max(rows, key=lambda row: row["max_ulp"])
     for key in ("max_ulp", "worst_input", "worst_bits"):
         if document[key] != worst[key]:

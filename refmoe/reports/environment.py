@@ -18,7 +18,8 @@ from refmoe.version import __version__
 Word = Annotated[str, Field(pattern=r"\S")]
 
 #: A version as Python packages have them; Python itself may have a plus behind it.
-Version = Annotated[str, Field(pattern=r"^\d+(\.\d+)*((a|b|rc|\.?dev|\.?post)\d*)*(\+[\w.]*)?$")]
+_VERSION = r"^\d+(\.\d+)*((a|b|rc|\.?dev|\.?post)\d*)*(\+[\w.]*)?$"
+Version = Annotated[str, Field(pattern=_VERSION)]
 
 #: A driver by the newest CUDA that it runs.
 Driver = Annotated[str, Field(pattern=r"^CUDA \d{1,3}\.\d{1,3}$")]
@@ -69,6 +70,9 @@ def impossible(versions: Mapping[str, object]) -> Iterator[str]:
                 continue
             package, version = "cuda", build[1]
         if package not in _MAJORS:
+            continue
+        if not re.fullmatch(_VERSION, version):
+            yield f"{name} {said[:60]!r}, which is no version"
             continue
         found = version_numbers(version)
         if found[0] > _MAJORS[package] + 1:

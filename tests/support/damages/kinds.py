@@ -385,5 +385,7 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("bench.figures", "another bound", report_of("tiles"), at("predictions", 0, bound="issue")),
     ("bench.figures", "spills that are not listed", report_of("tiles"), at("rows", 0, spill_bytes=8)),
     ("document.environment", "bench: a torch to come", bench, top_key(versions={"torch": "9.0"})),
+    ("document.environment", "bench: no version", bench, top_key(versions={"torch": "2.13x"})),
+    ("bench.figures", "constants of no number", report_of("exponential"), top_key(constant_inputs=1)),
     ("document.environment", "bench: no core", bench, top_key(cores=0)),
 ]  # fmt: skip
