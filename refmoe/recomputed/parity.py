@@ -28,7 +28,7 @@ def refusals(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
 def _wrong(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     gpu = document["environment"]["gpu"]
     for record in document["cases"]:
-        if record["verdict"] != "PASS" or record.get("kernel") or record["family"] not in FAMILIES:
+        if record["verdict"] != "PASS" or record.get("kernel"):
             continue
         try:
             case = parse_case(record["id"])
@@ -41,6 +41,8 @@ def _wrong(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         inputs, plans = made(record["id"], record["arch"])
         if record["input_sha256"] != inputs:
             yield name, "its inputs are said to have another hash than those that its fill and seed make"
+        if record["family"] not in FAMILIES:
+            continue
         grids = record["device"] == "ptx" or _enabled(gpu) or bool(case.get("multiprocessors", 0))
         ours, theirs = ([_words(each, grids) for each in launches] for launches in (record["launches"], plans))
         if ours != theirs:
@@ -54,6 +56,8 @@ def made(case_id: str, arch: str) -> tuple[str, tuple[str, ...]]:
     case = parse_case(case_id)
     chip = next(chip for chip in CHIPS.values() if chip.arch == arch)
     inputs = case.family.inputs(case.data)
+    if case.family.name not in FAMILIES:
+        return input_sha256(inputs), ()  # what an exhibit launches, its own host code decides
     multiprocessors = int(case.get("multiprocessors", 0)) or chip.multiprocessors
     return input_sha256(inputs), launches_of(case, inputs, arch, multiprocessors)
 

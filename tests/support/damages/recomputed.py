@@ -119,14 +119,15 @@ def another_of_its_kind(document: Document) -> None:
 
 @cache
 def small_cases() -> Document:
-    """Of the committed report of the executor a product, a layer and an expansion, all small."""
+    """Of the committed report of the executor a product, a layer, an expansion and an exhibit, all small."""
     whole = committed("ptx.json")
-    families = {"expand", "sm12x_gemm", "moe"}
+    families = {"expand", "sm12x_gemm", "moe", "cute_deepseek_activation"}
     cases = []
     for case in whole["cases"]:
         if case["family"] in families and case["verdict"] == "PASS" and size_of(parse_case(case["id"])) <= LARGEST:
             families.remove(case["family"])
             cases.append(case)
+    cases.sort(key=lambda case: case["family"].startswith("cute_"))
     return {"kind": "parity", "environment": whole["environment"], "cases": cases}
 
 
@@ -198,6 +199,7 @@ DAMAGES: list[Row] = [
     ("bench.recomputed", "a lower target", GEMM, at("targets", 0, target=0.1)),
     ("bench.recomputed", "another bandwidth", TILES, at("sources", "RTX 5090", bandwidth_gb_per_second=1.0)),
     ("case.recomputed", "other inputs", small_cases, at("cases", 0, input_sha256="5a1e" * 16)),
+    ("case.recomputed", "other inputs of an exhibit", small_cases, at("cases", -1, input_sha256="5a1e" * 16)),
     ("case.recomputed", "inputs of another case", small_cases, swap("input_sha256", "cases")),
     ("case.recomputed", "launches of another case", small_cases, swap("launches", "cases")),
     ("case.recomputed", "another grid", small_cases, launch(" x ", "0 x ")),
