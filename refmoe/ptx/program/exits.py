@@ -1,9 +1,10 @@
 """Whether lanes of a warp may exit while others go on to meet.
 
 `bar.warp.sync` orders what its members did, and a lane that has exited is none of them: what it wrote is not ordered
-before what the others do then. Nor is it by a barrier of the block or of the cluster to which the rest of its warp comes:
-each thread that executes one has its own accesses ordered. So such an entry needs clocks that tell lanes apart, whatever its schedule. An entry
-whose lanes exit before they touch memory needs none: `if (i >= n) return;` at its start.
+before what the others do then. Nor is it by a barrier of the block or of the cluster to which the rest of its warp
+comes: each thread that executes one has its own accesses ordered. So such an entry needs clocks that tell lanes apart,
+whatever its schedule. An entry whose lanes exit before they touch memory needs none: `if (i >= n) return;` at its
+start.
 """
 
 from __future__ import annotations

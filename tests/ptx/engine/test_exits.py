@@ -1,7 +1,7 @@
 """A lane that has exited takes part in no barrier: what it did since the last one is ordered before nothing.
 
-PTX ISA, "bar, barrier": each thread that executes one has its own accesses performed when the barrier completes. It waits
-for those of the others that have not exited.
+PTX ISA, "bar, barrier": each thread that executes one has its own accesses performed when the barrier completes. It
+waits for those of the others that have not exited.
 """
 
 from __future__ import annotations
