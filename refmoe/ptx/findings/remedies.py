@@ -158,6 +158,9 @@ def remedies(race: RaceSite) -> Iterator[Remedy]:
         return
     yield from _coherent_loads(race)
     yield from _waits(race)
+    if kind == "read-write" and race.relation in ("warp", "block") and _mixed(race):
+        # Who reads before another thread of the block writes mostly wants what was there.
+        yield from _barriers(race)
     yield from _strength(race)
     yield from _semantics_of_barriers(race)
     yield from _signals(race)
