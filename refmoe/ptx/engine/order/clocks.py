@@ -283,12 +283,19 @@ class Clocks:
             part = self.seen[self.own_row(lane), fences]
             np.maximum(part, known[fences], out=part)
 
-    def forced(self, row: Array, known: Array) -> Array:
-        """(thread in the cluster, step) [n, 2] of fences that a row has before now, and that `known` does not know."""
-        steps = row[self.fence : self.init]
-        theirs = np.maximum(known[self.lane : self.copy], np.repeat(known[: self.warps], LANES))
-        threads = np.flatnonzero(steps > theirs)
-        return np.stack([threads, steps[threads]], axis=1)
+    def forced(self, rows: Array, known: Array) -> Array:
+        """(row, thread in the cluster, step) [n, 3] of fences that `rows` have before now, and `known` do not know.
+
+        `rows` and `known` are [m, columns], those of the same number of one cluster.
+        """
+        steps = rows[:, self.fence : self.init]
+        some = np.flatnonzero(steps.any(axis=1))
+        if not some.size:
+            return np.zeros((0, 3), np.int64)
+        steps, known = steps[some], known[some]
+        theirs = np.maximum(known[:, self.lane : self.copy], np.repeat(known[:, : self.warps], LANES, axis=1))
+        at, threads = np.nonzero(steps > theirs)
+        return np.stack([some[at], threads, steps[at, threads]], axis=1)
 
     def knows_block(self, lanes: Array, owners: Array, warps: int) -> Array:
         """Whether something that CTA `owners` [n] did, of `warps` warps, comes before what `lanes` [n] do now."""
