@@ -35,5 +35,11 @@ def describe(value: object) -> str:
     """A short description of `value` for an error message: dtype and shape of an array, else type and value."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
+    kind = type(value)
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if isinstance(shape, tuple) and dtype is not None and not isinstance(value, np.generic):
+        # An array of another library: its values say less than whose it is.
+        library = kind.__module__.partition(".")[0]
+        return f"{library}.{kind.__name__} {str(dtype).rpartition('.')[2]} {list(shape)}"
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

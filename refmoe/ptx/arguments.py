@@ -52,6 +52,8 @@ def fit(buffer: Buffer, where: str, placed: Sequence[Buffer]) -> tuple[int, bool
         ArgumentMismatch: it does not.
     """
     array = buffer.array
+    if not isinstance(array, np.ndarray):
+        raise ArgumentMismatch(f"{where}: {describe(array)} in a Buffer; a NumPy array needed")
     if not array.flags.c_contiguous:
         raise ArgumentMismatch(f"{where}: {describe(array)} is not C-contiguous")
     if buffer.writable and not array.flags.writeable:
@@ -276,7 +278,9 @@ def _scalar(variable: Variable, argument: Any, where: str, by_address: bool) -> 
     refused = variable.pointer and not (by_address and isinstance(number, int))
     if not isinstance(number, bool | int | float) or variable.size * 8 != bits or refused:
         kind = "pointer" if variable.pointer else f".{variable.type} of {variable.size} bytes"
-        raise ArgumentMismatch(f"{where}: {describe(argument)} for a {kind}")
+        # A tensor of another library has a shape, as an array has.
+        needed = "; a NumPy array or a Buffer needed" if variable.pointer and hasattr(argument, "shape") else ""
+        raise ArgumentMismatch(f"{where}: {describe(argument)} for a {kind}{needed}")
     if isinstance(number, float) or variable.type in ("f32", "f64"):
         if variable.type[0] not in "fb" or bits not in (32, 64):
             raise ArgumentMismatch(f"{where}: {describe(argument)} for a .{variable.type}")

@@ -289,7 +289,13 @@ class UserKernel(Kernel):
             bits = expected.outputs[name]
             poisoned = np.frombuffer(bytes([case.poison]) * bits.nbytes, bits.dtype).reshape(bits.shape)
             arguments[name] = from_numpy(poisoned, self.arrays, self.device)
-        result = self.function(**arguments)
+        try:
+            result = self.function(**arguments)
+        except (TypeError, AttributeError) as error:
+            if self.arrays == "numpy" or type(error) not in (TypeError, AttributeError):
+                raise
+            hint = f"it was given {self.arrays} arrays; arrays='numpy' gives NumPy arrays to a function that needs them"
+            raise type(error)(f"{error}; {hint}") from error
         self._check_inputs(inputs, arguments)
         if self.buffers:
             return {name: arguments[name] for name in buffers}

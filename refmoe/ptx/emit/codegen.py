@@ -103,6 +103,7 @@ def compile_entry(
         NativeBlock(kernel.pieces[index, 0]) if native else names[f"step_{index}"]
         for index, native in enumerate(homes.native)
     ]
+    leave = lanes_stay_away(program)
     gathers = {
         block.index: _gather(block, shared)
         for block in program.blocks
@@ -134,7 +135,8 @@ def compile_entry(
         emitter.has_bulk,
         emitter.lanes_synchronise
         or any(_meets_in_part(instruction) for block in program.blocks for instruction in block.instructions)
-        or lanes_stay_away(program),
+        or leave,
+        leave,
         emitter.fences_in_order,
         emitter.fences_inits,
         emitter.has_warpgroups,

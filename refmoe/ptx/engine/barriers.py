@@ -149,7 +149,7 @@ class Barriers:
         if clocks is None:
             return
         warps = np.flatnonzero(mask.reshape(-1, 32).any(axis=1))
-        known, beyond = clocks.knowledge(warps)
+        known, beyond = clocks.knowledge(warps, self.machine.alive, self.machine.exist)
         owner = warps // self.machine.warps
         first = np.r_[True, owner[1:] != owner[:-1]]
         group = np.cumsum(first) - 1
@@ -209,7 +209,7 @@ class Barriers:
         self._check_aligned(lanes)
         self._counted[lanes] = True
         if machine.clocks is not None:
-            known, beyond = machine.clocks.knowledge(warps)
+            known, beyond = machine.clocks.knowledge(warps, machine.alive, machine.exist)
             raise_rows(self._known[:, number, : known.shape[1]], owner, known)
             for cta, each in zip(owner.tolist(), beyond, strict=True):
                 if each is not None:

@@ -106,6 +106,7 @@ class Code:
         has_bulk: whether there are bulk copies, edits of tensor maps, or products of warpgroups.
         has_warpgroups: whether there are products of warpgroups.
         lanes_synchronise: whether single lanes may synchronise, see `Clocks`.
+        lanes_leave: whether lanes that have accessed memory may exit while others of their warp go on to meet.
         fences_in_order: whether there are fences `.sc`.
         fences_inits: whether there are `fence.mbarrier_init`.
         lengths: instructions of each block, its terminator included.
@@ -133,6 +134,7 @@ class Code:
     has_mbarriers: bool
     has_bulk: bool
     lanes_synchronise: bool
+    lanes_leave: bool
     fences_in_order: bool
     fences_inits: bool
     has_warpgroups: bool

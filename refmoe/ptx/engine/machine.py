@@ -142,7 +142,7 @@ class Machine(Runner):
                 self.warps * blocks, ctas // blocks, first_cta // blocks, launch.order.pool,
                 # Another schedule parts the lanes of a warp where nothing else does.
                 self.code.lanes_synchronise or not launch.schedule.default,
-                self.code.has_bulk, self.code.fences_in_order, self.code.fences_inits,
+                self.code.has_bulk, self.code.fences_in_order, self.code.fences_inits, self.code.lanes_leave,
             )  # fmt: skip
             self.strong = Strong(self.clocks, launch.order, self.warps, first_cta, blocks, self.choices)
             self._watch_shared()

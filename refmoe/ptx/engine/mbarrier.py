@@ -272,14 +272,30 @@ class Mbarriers(MbarrierTable):
         self._settle(frame, ids, access.instruction, "")
 
     def complete_bytes(self, frame: Frame, access: Access, address: Array, lanes: Array, size: int) -> None:
-        """Each lane wrote `size` bytes asynchronously: the transaction owes as many less."""
+        """Each lane wrote `size` bytes asynchronously: the transaction owes as many less.
+
+        Each does so by itself: where the bytes of some lanes complete a phase, those of the others are of the next one.
+        """
         ids = self.objects(frame, access, address, lanes)
         clocks = self.machine.clocks
-        if clocks is not None:
-            np.maximum.at(self._coming, (ids, clocks.copy_of(lanes)), clocks.now)
-        owed = np.full(len(lanes), -size, np.int64)
-        self.machine.tracer.mbarrier("expect", access.instruction, lanes, ids, owed)
-        self._owe(frame, access, ids, lanes, owed)
+        while lanes.size:
+            here = self._of_one_phase(ids, size)
+            some, which = lanes[here], ids[here]
+            if clocks is not None:
+                np.maximum.at(self._coming, (which, clocks.copy_of(some)), clocks.now)
+            owed = np.full(len(some), -size, np.int64)
+            self.machine.tracer.mbarrier("expect", access.instruction, some, which, owed)
+            self._owe(frame, access, which, some, owed)
+            lanes, ids = lanes[~here], ids[~here]
+
+    def _of_one_phase(self, ids: Array, size: int) -> Array:
+        """Of `size` bytes for each of some objects [n], in turn, those that come before a phase ends; bool [n]."""
+        order = np.argsort(ids, kind="stable")
+        ranks = np.empty(len(ids), np.int64)
+        ranks[order] = np.arange(len(ids)) - np.searchsorted(ids[order], ids[order])
+        owed = self.transactions[ids]
+        ends = (self.pending[ids] == 0) & (owed > 0) & (owed % size == 0)
+        return np.asarray(~ends | ((ranks + 1) * size <= owed))
 
     def announce(self, frame: Frame, work: CopyArrive, address: Array, lanes: Array) -> None:
         """`cp.async.mbarrier.arrive`: one arrival for each lane, once its copies have landed."""

@@ -5,6 +5,10 @@ that one writes may be used only behind `griddepcontrol.wait`, by the thread tha
 after it. (PTX ISA, "griddepcontrol": `.wait` waits until all prerequisite grids have completed and their memory
 operations are visible.) `griddepcontrol.launch_dependents` of that grid lets this one start, and makes nothing visible:
 a grid that is started so has to wait, whatever the other did before. So it changes nothing here.
+
+`ld.global.nc` is for bytes that nobody writes as long as this grid runs. This one runs since before the wait, so bytes
+of the grid before are none of these, not even behind the wait. On a chip nobody has seen such a load go wrong that
+stays behind the wait: it is a warning.
 """
 
 from __future__ import annotations
@@ -22,6 +26,15 @@ from refmoe.ptx.state.records import STEP_SHIFT
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
+# By the warning; a fault has none.
+_SENTENCES = {
+    "": "accesses what the grid before this one may still be writing, and no griddepcontrol.wait comes before",
+    "non-coherent": (
+        "reads, through the non-coherent cache (ld.global.nc), what the grid before this one wrote while this one was "
+        "already running: griddepcontrol.wait comes before, but such a load is for bytes that nobody writes as long as "
+        "its grid runs"
+    ),
+}
 
 
 class PreviousGrid:
@@ -50,8 +63,13 @@ class PreviousGrid:
         """`lanes` [n] access bytes at `index` [n] of a region that the grid before writes.
 
         Raises:
-            RaceError: one of them does not come after a wait.
+            RaceError: one of them does not come after a wait; under strict checks, it comes after one but is `.nc`.
         """
+        self._check_order(frame, instruction, region, index, lanes)
+        if len(lanes) and "nc" in instruction.opcode.split("."):
+            self._report(frame, instruction, region, int(index[0]), int(lanes[0]), "non-coherent")
+
+    def _check_order(self, frame: Frame, instruction: Instruction, region: Region, index: Array, lanes: Array) -> None:
         machine = frame.machine
         for row, lane in enumerate(lanes.tolist()):
             thread = lane + machine.first_thread
@@ -63,20 +81,21 @@ class PreviousGrid:
                 continue
             self._report(frame, instruction, region, int(index[row]), lane)
 
-    def _report(self, frame: Frame, instruction: Instruction, region: Region, offset: int, lane: int) -> None:
+    def _report(
+        self, frame: Frame, instruction: Instruction, region: Region, offset: int, lane: int, warning: str = ""
+    ) -> None:
         machine, shadow = frame.machine, shadow_of(region)
         fields = machine.at(lane, instruction)
         error = RaceError(
             f"previous grid race on byte {offset} of {region.name} ({region.space}): block {fields['block']} thread "
-            f"{fields['thread']} accesses what the grid before this one may still be writing, and no "
-            f"griddepcontrol.wait comes before; {machine.describe(instruction)}",
+            f"{fields['thread']} {_SENTENCES[warning]}; {machine.describe(instruction)}",
             kind="previous grid",
             space=region.space,
             buffer=region.name,
             offset=offset,
             other_block=fields["block"],
             other_thread=None,
-            warning="",
+            warning=warning,
             certain=True,
             **fields,
         )

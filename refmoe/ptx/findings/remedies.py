@@ -110,6 +110,8 @@ class RaceSite:
     def default(self) -> tuple[str, str]:
         """(what is missing, section) as long as nothing better is known."""
         kind, relation = self.error.kind, self.relation
+        if self.error.warning == "non-coherent":
+            return _NC_BEHIND
         if kind in _KINDS:
             return _KINDS[kind]
         if self.twins:
@@ -136,6 +138,10 @@ _PROXY = ("a fence between the generic and the asynchronous proxy, by whoever wr
 _GRID = ("griddepcontrol.wait, by the thread or by one that it comes after", "the-grid-before")
 _MAPS = ("the end of the copies that go by the tensor map", "tensor-maps")
 _NC = ("coherence: ld.global.nc may read what was there before the launch", "non-coherent-loads")
+_NC_BEHIND = (
+    "coherence: the grid before wrote while this one ran, and ld.global.nc may read what was there before",
+    "non-coherent-loads",
+)
 _EXIT = ("an order between the access and the exit of the block whose memory it is", "blocks-that-exit")
 _TEXTURE = ("a launch of its own: the texture cache may not see what this one writes", "textures-and-surfaces")
 _KINDS = {
@@ -152,6 +158,9 @@ def remedies(race: RaceSite) -> Iterator[Remedy]:
         return
     yield from _coherent_loads(race)
     yield from _waits(race)
+    if kind == "read-write" and race.relation in ("warp", "block") and _mixed(race):
+        # Who reads before another thread of the block writes mostly wants what was there.
+        yield from _barriers(race)
     yield from _strength(race)
     yield from _semantics_of_barriers(race)
     yield from _signals(race)
@@ -191,6 +200,9 @@ def _proxy(race: RaceSite) -> Iterator[Remedy]:
 
 
 def _previous_grid(race: RaceSite) -> Iterator[Remedy]:
+    if race.error.warning == "non-coherent":
+        yield from _non_coherent(race)
+        return
     yield Remedy(
         f"griddepcontrol.wait (cudaGridDependencySynchronize()) before {where(race.later)}",
         (PtxEdit(race.later, "before", "griddepcontrol.wait;"),), *_GRID,
@@ -221,10 +233,11 @@ def _non_coherent(race: RaceSite) -> Iterator[Remedy]:
         if each is None or ".nc" not in each.opcode:
             continue
         plain = PtxEdit(each, "opcode", each.opcode.replace(".nc", ""))
-        words = f"a plain ld.global at {where(each)} (no __ldg, and no const __restrict__ on what the grid writes)"
-        yield Remedy(words, (plain,), *_NC)
+        writer, why = ("grid before", _NC_BEHIND) if race.error.kind == "previous grid" else ("grid", _NC)
+        words = f"a plain ld.global at {where(each)} (no __ldg, and no const __restrict__ on what the {writer} writes)"
+        yield Remedy(words, (plain,), *why)
         for place, barriers, _ in _barrier_edits(race):
-            yield Remedy(f"{words}, and {place}", (plain, *barriers), *_NC)
+            yield Remedy(f"{words}, and {place}", (plain, *barriers), *why)
 
 
 def _exit(race: RaceSite) -> Iterator[Remedy]:

@@ -227,7 +227,7 @@ def _step(module: Any, arrival: Any, scheduled: bool) -> Any:
     key = _field(code, queue, Queue.NEXT)
     place = places + (key & (TURN - 1)) * _PLACE_ROW
     if scheduled:
-        _split(code, context, queue, key, place)
+        _split(code, queue, key, place)
     group = _field(code, queue, Queue.CHOSEN)
     lanes = _lanes(code, queue, group)
     ran, steps = _field(code, queue, Queue.RAN), _field(code, context, Context.STEPS)
@@ -246,11 +246,11 @@ def _step(module: Any, arrival: Any, scheduled: bool) -> Any:
     return code.function
 
 
-def _split(code: Code, context: Value, queue: Value, key: Value, place: Value) -> None:
+def _split(code: Code, queue: Value, key: Value, place: Value) -> None:
     """Some lanes of the chosen group become a group of their own, which is chosen now; the next time the others do.
 
-    Where the lowest place comes first, those that stay run before Python does anything, so that nobody comes round to
-    them. Else they lose a turn: lanes that came round to them in a polling loop would have lost none.
+    Those that stay keep their turn. Lanes that come round to them in a polling loop join them in the turn that these
+    have by then, so the loop starves nobody.
     """
     group, split = _field(code, queue, Queue.CHOSEN), _field(code, queue, Queue.SPLIT)
     lanes = _lanes(code, queue, group)
@@ -258,8 +258,7 @@ def _split(code: Code, context: Value, queue: Value, key: Value, place: Value) -
     parts = first.differs(0) & first.differs(lanes) & _field(code, place, Place.GATHER).equals(Meeting.NONE)
     with code.when(parts):
         count = _field(code, queue, Queue.COUNT)
-        lost = code.select(_field(code, context, Context.PREFERENCE).equals(0), 0, TURN, I64)
-        _put(code, queue, group, key + lost, lanes & (split ^ -1))
+        _put(code, queue, group, key, lanes & (split ^ -1))
         _put(code, queue, count, key, first)
         _set(code, queue, Queue.COUNT, count + 1)
         _set(code, queue, Queue.CHOSEN, count)

@@ -1,8 +1,10 @@
 """Whether lanes of a warp may exit while others go on to meet.
 
 `bar.warp.sync` orders what its members did, and a lane that has exited is none of them: what it wrote is not ordered
-before what the others do then. So such an entry needs clocks that tell lanes apart, whatever its schedule. An entry
-whose lanes exit before they touch memory needs none: `if (i >= n) return;` at its start.
+before what the others do then. Nor is it by a barrier of the block or of the cluster to which the rest of its warp
+comes: each thread that executes one has its own accesses ordered. So such an entry needs clocks that tell lanes apart,
+whatever its schedule. An entry whose lanes exit before they touch memory needs none: `if (i >= n) return;` at its
+start.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ _OWN = ("param", "const", "local")
 
 
 def lanes_stay_away(program: Program) -> bool:
-    """Whether a lane that has accessed memory may exit, and others of its warp may come to a `bar.warp.sync` then."""
+    """Whether a lane that has accessed memory may exit, and others of its warp may come to a barrier then."""
     blocks = program.blocks
-    meets = {block.index for block in blocks if any(each.opcode == _MEETS for each in block.instructions)}
+    meets = {block.index for block in blocks if _meets(block)}
     if not meets:
         return False
     touches = {block.index for block in blocks if _touches(block)}
@@ -39,6 +41,10 @@ def lanes_stay_away(program: Program) -> bool:
                 if target in away and any(other in to_meeting for other in targets if other != target):
                     return True
     return False
+
+
+def _meets(block: Block) -> bool:
+    return block.terminator.kind == "barrier" or any(each.opcode == _MEETS for each in block.instructions)
 
 
 def _touches(block: Block) -> bool:

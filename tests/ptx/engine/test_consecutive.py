@@ -97,7 +97,7 @@ def test_consecutive_stores_initialise(begin: int, way: Way) -> None:
     out, mask = np.zeros(4 * PAGE, np.uint8), np.zeros(4 * PAGE, bool)
     buffer = ptx.Buffer(out, "out", mask)
     module = ptx.Module.parse(text(body), name="test.ptx")
-    ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [buffer, None, 0], profile=way)
+    ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [buffer, None, 0], checks=STRICT, profile=way)
     assert out[begin : begin + 256].view(np.uint32)[::2].tolist() == list(range(5, 37))
     assert np.flatnonzero(mask).tolist() == list(range(begin, begin + 256))
     # Of the words behind, the last one was not written.

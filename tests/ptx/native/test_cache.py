@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import llvmlite
 import numpy as np
@@ -19,7 +20,7 @@ from refmoe import ptx
 from refmoe.errors import ArgumentError
 from refmoe.native import cache, compiler
 from refmoe.ptx.engine.code import View
-from refmoe.ptx.native import batch
+from refmoe.ptx.native import batch, kernel
 
 
 @pytest.fixture(autouse=True)
@@ -237,10 +238,18 @@ def test_the_same_kernel_at_other_lines_is_compiled_once(monkeypatch: pytest.Mon
         return compiled(text)
 
     monkeypatch.setattr(batch, "compiled", counting)
+    # Nor are its templates made again, to find that they are compiled.
+    made, imaged = [], kernel._imaged
+
+    def imaging(*arguments: Any) -> Any:
+        made.append(arguments)
+        return imaged(*arguments)
+
+    monkeypatch.setattr(kernel, "_imaged", imaging)
     body, out = BASE + "st.global.u32 [%d2], %r3; ret;", np.zeros(4, np.uint32)
     run(body, out, block=(4, 1, 1), declarations=PADDED)
     run("\n\n" + body.replace("; ", ";\n"), out, block=(4, 1, 1), declarations=PADDED)
-    assert len(texts) == 1
+    assert (len(texts), len(made)) == (1, 1)
 
 
 # FP8 in one pass of 32 products on sm_120, in two of 16 on sm_90, which cut the sum twice: the last bit differs.

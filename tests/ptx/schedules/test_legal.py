@@ -183,6 +183,31 @@ def test_blocks_that_meet_while_they_poll_starve_nobody(order: str) -> None:
     assert seen(body, 64, grid=3, block=64, source=[0], checks=ptx.Checks(), schedules=range(64)) == {(123,) * 64}
 
 
+# A warp that has lost turns runs on beside two that meet while they poll for it.
+BESIDE_A_MEETING = """
+    setp.ge.u32 %p1, %r1, 64;
+    @%p1 bra ALONE;
+MEET:
+    bar.sync 1, 64;
+    ld.relaxed.gpu.global.u32 %r5, [%d1];
+    setp.eq.u32 %p2, %r5, 0;
+    bar.red.or.pred %p2, 1, 64, %p2;
+    @%p2 bra MEET;
+    st.global.u32 [%d2], %r5;
+    ret;
+ALONE:
+    atom.global.inc.u32 %r6, [%d1+4], 1023;
+    setp.lt.u32 %p3, %r6, 100;
+    @%p3 bra ALONE;
+    st.relaxed.gpu.global.u32 [%d1], 1;
+    ret;
+"""
+
+
+def test_warps_that_meet_while_they_poll_starve_nobody_beside_them() -> None:
+    assert seen(BESIDE_A_MEETING, 64, block=96, source=[0, 0], schedules=range(8)) == {(1,) * 64}
+
+
 def test_blocks_that_meet_while_they_poll_for_nothing_are_a_deadlock() -> None:
     with pytest.raises(ptx.Deadlock, match="poll memory that nothing will change"):
         outcomes(TURN_OF_A_BLOCK.format(order="add.u32 %r3, %r3, 1;"), 64, grid=2, block=64, source=[0], schedules=[0])

@@ -328,6 +328,10 @@ ROWS = [
         _AFTER.format(wait="@%p1 griddepcontrol.wait; bar.sync 0;"),
         "previous grid", ("", "plain load"), "griddepcontrol.wait", "the-grid-before", "", 2, 64,
         {"previous_grid_writes": ["argument 1"]}),
+    Row("non-coherent load of what the grid before wrote", _AFTER.format(wait="griddepcontrol.wait;").replace(
+        "ld.global.u32", "ld.global.nc.u32"), _AFTER.format(wait="griddepcontrol.wait;"), "previous grid",
+        ("", "non-coherent load"), "a plain ld.global", "non-coherent-loads", "non-coherent", 2, 64,
+        {"previous_grid_writes": ["argument 1"]}),
     Row("trigger in the place of the wait", _AFTER.format(wait="griddepcontrol.launch_dependents;"),
         _AFTER.format(wait="griddepcontrol.wait; griddepcontrol.launch_dependents;"), "previous grid",
         ("", "plain load"), "griddepcontrol.wait", "the-grid-before", "", 2, 64,

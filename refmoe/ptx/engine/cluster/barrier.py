@@ -102,7 +102,7 @@ class ClusterBarrier:
             self._apart[warps] = relaxed[warps]
             if relaxed.any():
                 clocks.use_lanes()
-            known, beyond = clocks.knowledge(warps)
+            known, beyond = clocks.knowledge(warps, self.machine.alive, self.machine.exist)
             for number in np.flatnonzero(relaxed[warps]).tolist():
                 known[number], beyond[number] = self._passed_on(np.flatnonzero(lanes), int(warps[number]), CLUSTER)
             phase = np.where(lanes, self._arrivals, 0).reshape(-1, 32).max(axis=1)[warps]

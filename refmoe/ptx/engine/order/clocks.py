@@ -69,6 +69,7 @@ class Clocks:
         bulk: whether there are bulk copies; only with `by_lane`.
         sequential: whether there are fences `.sc`; only with `by_lane`.
         inits: whether there are `fence.mbarrier_init`; only with `by_lane`.
+        leave: whether lanes that have accessed memory may exit while others of their warp go on; only with `by_lane`.
 
     Attributes:
         columns: of a row.
@@ -84,7 +85,7 @@ class Clocks:
 
     def __init__(
         self, warps: int, clusters: int, first_cluster: int, pool: Pool, by_lane: bool = False, bulk: bool = False,
-        sequential: bool = False, inits: bool = False,
+        sequential: bool = False, inits: bool = False, leave: bool = False,
     ) -> None:  # fmt: skip
         self.warps, self.pool = warps, pool
         self.by_lane, self.bulk = by_lane, bulk
@@ -94,7 +95,7 @@ class Clocks:
         self.fence = 2 * self.crossed if bulk else self.agents if by_lane else warps
         self.init = self.fence + (LANES * warps if sequential else 0)
         self.columns = self.init + (LANES * warps if inits else 0)
-        self.sequential, self._inits = sequential, inits
+        self.sequential, self._inits, self._leave = sequential, inits, leave
         self.last_fence = np.zeros(clusters * warps * LANES, np.int64)
         pool.fit(self.columns)
         self.all_warps = clusters * warps
@@ -282,12 +283,19 @@ class Clocks:
             part = self.seen[self.own_row(lane), fences]
             np.maximum(part, known[fences], out=part)
 
-    def forced(self, row: Array, known: Array) -> Array:
-        """(thread in the cluster, step) [n, 2] of fences that a row has before now, and that `known` does not know."""
-        steps = row[self.fence : self.init]
-        theirs = np.maximum(known[self.lane : self.copy], np.repeat(known[: self.warps], LANES))
-        threads = np.flatnonzero(steps > theirs)
-        return np.stack([threads, steps[threads]], axis=1)
+    def forced(self, rows: Array, known: Array) -> Array:
+        """(row, thread in the cluster, step) [n, 3] of fences that `rows` have before now, and `known` do not know.
+
+        `rows` and `known` are [m, columns], those of the same number of one cluster.
+        """
+        steps = rows[:, self.fence : self.init]
+        some = np.flatnonzero(steps.any(axis=1))
+        if not some.size:
+            return np.zeros((0, 3), np.int64)
+        steps, known = steps[some], known[some]
+        theirs = np.maximum(known[:, self.lane : self.copy], np.repeat(known[:, : self.warps], LANES, axis=1))
+        at, threads = np.nonzero(steps > theirs)
+        return np.stack([some[at], threads, steps[at, threads]], axis=1)
 
     def knows_block(self, lanes: Array, owners: Array, warps: int) -> Array:
         """Whether something that CTA `owners` [n] did, of `warps` warps, comes before what `lanes` [n] do now."""
@@ -317,9 +325,17 @@ class Clocks:
 
     # Barriers, at which whole warps meet
 
-    def knowledge(self, warps: Array) -> tuple[Array, list[Knowledge | None]]:
-        """What warps, all of whose living lanes are here, bring to a barrier now: [n, used], and beyond [n]."""
-        if self.sequential and self.last_fence.any():
+    def knowledge(self, warps: Array, alive: Array, exist: Array) -> tuple[Array, list[Knowledge | None]]:
+        """What warps, all of whose living lanes are here, bring to a barrier now: [n, used], and beyond [n].
+
+        `alive` and `exist` are bool [all lanes]. A lane that has exited executes no barrier: what it did since the last
+        one is ordered before nothing.
+        """
+        here = alive.reshape(-1, LANES)[warps]
+        left = np.zeros(len(warps), np.bool_)
+        if self._leave:
+            left = (exist.reshape(-1, LANES)[warps] & ~here).any(axis=1)
+        if left.any() or (self.sequential and self.last_fence.any()):
             self.used = self.columns
         known = self.seen[warps, : self.used]
         beyond: list[Knowledge | None] = [None] * len(warps)
@@ -327,9 +343,13 @@ class Clocks:
             beyond = [self.beyond.get(warp) for warp in warps.tolist()]
         for number in np.flatnonzero(self.apart[warps]).tolist():
             for row in self._lanes_apart(int(warps[number])):
+                if left[number] and not alive[row - self.all_warps]:
+                    continue
                 np.maximum(known[number], self.seen[row, : self.used], out=known[number])
                 beyond[number] = self.pool.join(beyond[number], self.beyond.get(row))
-        known[np.arange(len(warps)), warps % self.warps] = self.now
+        known[np.flatnonzero(~left), warps[~left] % self.warps] = self.now
+        for number in np.flatnonzero(left).tolist():
+            known[number, self.column_of(warps[number] * LANES + np.flatnonzero(here[number]))] = self.now
         if self.sequential and self.used == self.columns:
             for number, warp in enumerate(warps.tolist()):
                 self._mark_fences(known[number], warp)

@@ -13,6 +13,7 @@ What is in order here is not concluded for races: there another order is as lega
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ class FenceSequence:
         self._grid: Knowledge | None = None
         self._clusters: dict[int, Knowledge | None] = {}
         self._ctas: dict[int, Knowledge | None] = {}
+        # What came before some fence that reaches the grid: the next one has it from `_grid`.
+        self._in_grid: weakref.WeakSet[Knowledge] = weakref.WeakSet()
         self.every: Knowledge | None = None
         self._wide: deque[_Placed] = deque(maxlen=_WIDE)
         self._narrow: dict[int, deque[_Placed]] = {}
@@ -100,18 +103,23 @@ class FenceSequence:
         """
         join = self._pool.join
         knowledge = join(own, self.before(knows, wide=strength < GRID))
+        near, nearest = self._clusters.get(cluster), self._ctas.get(cta)
         if strength >= GRID:
             knowledge = join(knowledge, self._grid)
-        if strength >= CLUSTER:
-            knowledge = join(knowledge, self._clusters.get(cluster))
-        knowledge = join(knowledge, self._ctas.get(cta))
+        if strength >= CLUSTER and near is not None and not (strength >= GRID and near in self._in_grid):
+            knowledge = join(knowledge, near)
+        if nearest is not None and not (strength >= GRID and nearest in self._in_grid):
+            knowledge = join(knowledge, nearest)
         assert knowledge is not None
-        self.every = join(self.every, knowledge)
-        self._ctas[cta] = join(self._ctas.get(cta), knowledge)
+        # What comes before this one has all that came before the others of the same scope.
+        alone = self.every is None or self.every is self._grid
+        self.every = knowledge if strength >= GRID and alone else join(self.every, knowledge)
+        self._ctas[cta] = knowledge
         if strength >= CLUSTER:
-            self._clusters[cluster] = join(self._clusters.get(cluster), knowledge)
+            self._clusters[cluster] = knowledge
         if strength >= GRID:
-            self._grid = join(self._grid, knowledge)
+            self._grid = knowledge
+            self._in_grid.add(knowledge)
         for thread in threads:
             placed = _Placed((step << STEP_SHIFT) | thread, knowledge)
             if strength >= GRID:

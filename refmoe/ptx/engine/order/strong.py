@@ -474,7 +474,8 @@ class Strong:
         `order`: `"acquire"` or `"release"` does the one and not the other.
         """
         clocks = self._clocks
-        for lane in lanes.tolist() if order != "release" else ():
+        learning = order != "release" and (self._pending or self._signals)
+        for lane in lanes.tolist() if learning else ():
             for releases in (*self._pending.get(lane, {}).values(), *self._signals.get(lane, {}).values()):
                 self._acquire(np.array([lane]), self._usable(releases, self._cta(lane), strength), alive)
         if order != "release":
@@ -489,17 +490,20 @@ class Strong:
                 self._come_next(lanes[rows == row], row, strength)
         if order == "acquire":
             return
-        made: dict[int, FenceKnowledge] = {}
+        # Lanes that know the same have one of each: nobody changes it.
+        made = {row: FenceKnowledge(each, clocks.beyond.get(row), clocks.now) for row, each in known.items()}
         for lane, row in zip(lanes.tolist(), rows.tolist(), strict=True):
             held = self._fences.setdefault(lane, {})
             for narrower in [reach for reach in held if reach < strength]:
                 del held[narrower]
-            held[strength] = made[lane] = FenceKnowledge(known[row], clocks.beyond.get(row), clocks.now)
+            held[strength] = made[row]
         if sequential:
+            one_of = dict(zip(rows.tolist(), lanes.tolist(), strict=True))
+            placed = {row: SequentialFence(each, strength, self._cta(one_of[row])) for row, each in made.items()}
             # Each thread has its own: the lanes of a warp may come to the fence one after another.
-            for lane, one in made.items():
+            for lane, row in zip(lanes.tolist(), rows.tolist(), strict=True):
                 last = self._order.fences.setdefault(clocks.first_warp * LANES + lane, deque(maxlen=_LAST_FENCES))
-                last.append(SequentialFence(one, strength, self._cta(lane)))
+                last.append(placed[row])
 
     def fence_inits(self, lanes: Array) -> None:
         """`fence.mbarrier_init`: it releases what the thread initialised to what it writes strongly after.
@@ -625,13 +629,14 @@ class Strong:
 
     def _follow_fences(self, lanes: Array, strength: int, alive: Array) -> None:
         """What fences pass on that must have come before one of `lanes`."""
-        clocks = self._clocks
+        clocks, oldest = self._clocks, dict[int, Array]()
         for row in np.unique(clocks.rows(lanes)).tolist():
             mine = lanes[clocks.rows(lanes) == row]
             cluster = clocks.cluster(row)
-            found = [(cluster, *each) for each in clocks.forced(clocks.seen[row], clocks.seen[row]).tolist()]
+            own = clocks.seen[row : row + 1]
+            found = [(cluster, thread, step) for _, thread, step in clocks.forced(own, own).tolist()]
             knows = self._knows(int(mine[0]))
-            for accesses in self._reached.get(cluster, {}).values():
+            for accesses in self._reached_known(cluster, int(mine[0]), oldest):
                 reached = next((each.before for each in reversed(accesses) if knows(each.record)), None)
                 if reached is not None:
                     found += self._forced_elsewhere(row, cluster, reached)
@@ -645,17 +650,30 @@ class Strong:
                         known[clocks.lane + thread] = step
                         self._acquire(mine, self._order.pool.knowledge(other, known, held.beyond), alive)
 
+    def _reached_known(self, cluster: int, lane: int, oldest: dict[int, Array]) -> list[list[ReachedAccess]]:
+        """Of what lanes of a cluster reached, that of which a lane knows at least the oldest access.
+
+        `oldest` keeps the records of these for the next lane.
+        """
+        every = list(self._reached.get(cluster, {}).values())
+        if not every:
+            return []
+        if cluster not in oldest:
+            oldest[cluster] = np.array([accesses[0].record for accesses in every])
+        records, clocks = oldest[cluster], self._clocks
+        known = clocks.ordered(np.full(len(records), lane), records)
+        known |= (records & int(THREAD)) == clocks.first_warp * LANES + lane
+        return [every[number] for number in np.flatnonzero(known).tolist()]
+
     def _forced_elsewhere(self, row: int, cluster: int, reached: Knowledge) -> list[tuple[int, int, int]]:
         """(cluster, thread in it, step) of fences of other clusters that must have come before, and are not known."""
         clocks, pool = self._clocks, self._order.pool
         beyond = clocks.beyond.get(row)
-        found: list[tuple[int, int, int]] = []
-        for other in np.flatnonzero(reached.rows).tolist():
-            if other == cluster:
-                continue
-            known = pool.rows[0 if beyond is None else beyond.rows[other]]
-            found += [(other, *each) for each in clocks.forced(pool.rows[reached.rows[other]], known).tolist()]
-        return found
+        others = np.flatnonzero(reached.rows)
+        others = others[others != cluster]
+        held = np.zeros(len(others), np.int64) if beyond is None else beyond.rows[others]
+        forced = clocks.forced(pool.rows[reached.rows[others]], pool.rows[held])
+        return [(int(others[at]), thread, step) for at, thread, step in forced.tolist()]
 
     # What only lacks an acquire
 

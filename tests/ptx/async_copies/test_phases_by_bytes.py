@@ -1,0 +1,56 @@
+"""Bytes of one instruction may complete one phase of a barrier and begin the next: each lane's come by themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.ptx_kernel import text
+
+from refmoe import ptx
+
+# 64 lanes add 4 bytes each to the other block's words; its barrier expects {first} bytes, and then the rest.
+BODY = """
+    mov.u32 %r3, words; mov.u32 %r4, barrier; shl.b32 %r5, %r1, 2; add.u32 %r5, %r5, %r3;
+    st.shared.u32 [%r5], 1;
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra READY;
+    mbarrier.init.shared.b64 [%r4], 1;
+    mbarrier.arrive.expect_tx.shared.b64 %d5, [%r4], {first};
+READY:
+    barrier.cluster.arrive; barrier.cluster.wait;
+    mov.u32 %r6, %cluster_ctarank; xor.b32 %r6, %r6, 1;
+    mapa.shared::cluster.u32 %r7, %r5, %r6; mapa.shared::cluster.u32 %r8, %r4, %r6;
+    red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r7], %r1, [%r8];
+FIRST:
+    mbarrier.try_wait.parity.shared.b64 %p2, [%r4], 0;
+    @!%p2 bra FIRST;
+    bar.sync 0;
+    @!%p1 mbarrier.arrive.expect_tx.shared.b64 %d5, [%r4], {second};
+SECOND:
+    mbarrier.try_wait.parity.shared.b64 %p2, [%r4], 1;
+    @!%p2 bra SECOND;
+    ld.shared.u32 %r9, [%r5]; st.global.u32 [%d2], %r9;
+    barrier.cluster.arrive; barrier.cluster.wait;
+    ret;
+"""
+DECLARED = ".shared .align 8 .b64 barrier; .shared .align 16 .b8 words[256];"
+
+
+def launch(first: int, schedule: int) -> np.ndarray:
+    body = BODY.format(first=first, second=256 - first)
+    module, out = ptx.Module.parse(text(body, declarations=DECLARED, target="sm_90a")), np.zeros(128, np.uint32)
+    ptx.launch(
+        module, "k", (2, 1, 1), (64, 1, 1), [out, None, 0], step_budget=20_000, schedule=schedule, cluster=(2, 1, 1)
+    )
+    return out
+
+
+@pytest.mark.parametrize("schedule", [0, 1, 3, 7])
+@pytest.mark.parametrize("first", [4, 100, 128, 252])
+def test_bytes_beyond_a_phase_are_of_the_next_one(first: int, schedule: int) -> None:
+    assert launch(first, schedule).tolist() == [*range(1, 65)] * 2
+
+
+def test_bytes_that_never_reach_the_expected_number_complete_nothing() -> None:
+    with pytest.raises(ptx.Deadlock, match="phase 0"):
+        launch(102, 0)
