@@ -419,7 +419,9 @@ def _run(
     if watch is not None:
         watch.attach(arena)
     before = [_region_of(each, bound) for each in previous_grid_writes or ()]
-    previous = PreviousGrid() if previous_grid_writes is not None and checks.races else None
+    previous = None
+    if previous_grid_writes is not None and checks.races:
+        previous = PreviousGrid(math.prod(size) * warps)
     if checks.races:
         for region in arena.regions:
             if region.writable or any(region is each for each in before):

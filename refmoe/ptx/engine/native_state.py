@@ -175,10 +175,12 @@ class NativeState:
         self._enter(number, region)
 
     def _enter(self, number: int, region: Region) -> None:
-        shadow = region.shadow
+        shadow, first_warp = region.shadow, self.machine.first_thread // _LANES
+        admitted = 0 if shadow is None else shadow.admitted(first_warp)
         # Most regions are for all CTAs of a launch what they were for the first ones.
         state = (
-            region.data, region.valid, shadow, None if shadow is None else shadow.told, region.journal, region.watch,
+            region.data, region.valid, shadow, None if shadow is None else shadow.told, admitted,
+            region.journal, region.watch,
             region.poisoned, region.writable, region.base, region.size, region.stride,
         )  # fmt: skip
         entered = self._entered[number]
@@ -198,6 +200,7 @@ class NativeState:
         row[Row.STRIDE] = region.stride if number == LOCAL_ROW else 0
         if shadow is not None:
             shadow.enter(row)
+            row[Row.ADMITTED] = admitted
 
     def release(self) -> None:
         """Give the memory of the registers back, and that of regions, which may outlive this."""

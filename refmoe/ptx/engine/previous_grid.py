@@ -36,12 +36,21 @@ _SENTENCES = {
     ),
 }
 
+_WARP_SHIFT, _LANE = 5, 31
+
 
 class PreviousGrid:
-    """What threads of a launch know of the end of the grid before it."""
+    """What threads of a launch know of the end of the grid before it.
 
-    def __init__(self) -> None:
-        self._knows: set[int] = set()
+    Args:
+        warps: of the launch.
+
+    Attributes:
+        knows: uint32 [warps], the lanes that know that it has ended, a bit each. Native code reads it.
+    """
+
+    def __init__(self, warps: int) -> None:
+        self.knows = np.zeros(warps, np.uint32)
         # One for each thread that has waited.
         self._waits: list[int] = []
 
@@ -53,10 +62,10 @@ class PreviousGrid:
     def waited(self, frame: Frame, lanes: Array) -> None:
         """`lanes` have executed `griddepcontrol.wait`."""
         machine = frame.machine
-        threads = (lanes + machine.first_thread).tolist()
-        new = [thread for thread in threads if thread not in self._knows]
-        self._knows.update(new)
-        self._waits.extend((machine.clocks.now << STEP_SHIFT) + thread for thread in new)
+        threads = lanes + machine.first_thread
+        new = threads[~self._known(threads)]
+        self._waits.extend(((machine.clocks.now << STEP_SHIFT) + new).tolist())
+        self._learn(new)
         machine.tick(machine.launch.clock + 1)
 
     def check(self, frame: Frame, instruction: Instruction, region: Region, index: Array, lanes: Array) -> None:
@@ -71,15 +80,22 @@ class PreviousGrid:
 
     def _check_order(self, frame: Frame, instruction: Instruction, region: Region, index: Array, lanes: Array) -> None:
         machine = frame.machine
-        for row, lane in enumerate(lanes.tolist()):
-            thread = lane + machine.first_thread
-            if thread in self._knows:
-                continue
-            waits = np.array(self._waits, np.int64)
-            if waits.size and bool(machine.clocks.ordered(np.full(len(waits), lane), waits).any()):
-                self._knows.add(thread)
-                continue
-            self._report(frame, instruction, region, int(index[row]), lane)
+        threads = lanes + machine.first_thread
+        rows = np.flatnonzero(~self._known(threads))
+        if not rows.size:
+            return
+        waits = np.array(self._waits, np.int64)
+        for row in rows.tolist():
+            lane = int(lanes[row])
+            if not waits.size or not machine.clocks.ordered(np.full(len(waits), lane), waits).any():
+                self._report(frame, instruction, region, int(index[row]), lane)
+        self._learn(threads[rows])
+
+    def _known(self, threads: Array) -> Array:
+        return (self.knows[threads >> _WARP_SHIFT] >> (threads & _LANE).astype(np.uint32)) & 1 != 0
+
+    def _learn(self, threads: Array) -> None:
+        np.bitwise_or.at(self.knows, threads >> _WARP_SHIFT, np.uint32(1) << (threads & _LANE).astype(np.uint32))
 
     def _report(
         self, frame: Frame, instruction: Instruction, region: Region, offset: int, lane: int, warning: str = ""

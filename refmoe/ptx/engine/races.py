@@ -72,6 +72,8 @@ class Rewriting(Protocol):
 class Previous(Protocol):
     """What knows of the grid before this one, see `refmoe.ptx.engine.previous_grid`."""
 
+    knows: Array
+
     def check(self, frame: Frame, instruction: Instruction, region: Region, index: Array, lanes: Array) -> None:
         """`lanes` [n] access bytes at `index` [n] of a region that it writes."""
         ...
@@ -157,7 +159,11 @@ class RaceShadow:
     @property
     def told(self) -> bool:
         """Whether somebody is told of every access, so that Python has to do it."""
-        return self.witness is not None or self.maps is not None or self.previous is not None
+        return self.witness is not None or self.maps is not None
+
+    def admitted(self, warp: int) -> int:
+        """Where it is kept which lanes may access the region, from a warp of the launch on, or 0 where all may."""
+        return 0 if self.previous is None else self.previous.knows[warp:].ctypes.data
 
     def enter(self, row: Array) -> None:
         """Write into a region's row where the records lie, see `Row`."""

@@ -126,6 +126,8 @@ class Row(IntEnum):
     """Pointers to the steps of the last accesses of a line by each warp, or 0."""
     WRITE_STEPS = auto()
     READ_STEP_COLUMNS = auto()
+    ADMITTED = auto()
+    """Pointer to 32 bits for each warp: the lanes that may access the region, or 0 where all may."""
 
 
 class Place(IntEnum):

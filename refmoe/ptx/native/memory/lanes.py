@@ -143,7 +143,21 @@ class AccessLanes:
         low = build.icmp_unsigned("<", address, word(1 << WINDOW_BITS))
         beyond = build.icmp_unsigned(">=", number, field(build, self.context, Context.REGION_COUNT))
         leave_if(build, build.or_(low, beyond), 1)
-        return at(build, regions, build.mul(number, word(ROW_BYTES)))
+        row = at(build, regions, build.mul(number, word(ROW_BYTES)))
+        self._leave_where_a_lane_may_not(row)
+        return row
+
+    def _leave_where_a_lane_may_not(self, row: Value) -> None:
+        """The grid before this one may still write the region, and a lane has not waited for its end."""
+        build, admitted = self.build_, field(self.build_, row, Row.ADMITTED)
+        with build.if_then(build.icmp_unsigned("!=", admitted, word(0)), likely=False):
+            if not self.variant.coherent:
+                build.ret(ir.Constant(WARP_MASK, 1))
+                return
+            masks = build.inttoptr(admitted, POINTER)
+            admitted = build.load(build.gep(masks, [self.warp], source_etype=WARP_MASK), typ=WARP_MASK)
+            missing = build.and_(self.mask, build.not_(admitted))
+            leave_if(build, build.icmp_unsigned("!=", missing, ir.Constant(WARP_MASK, 0)), 1)
 
     def without_owner(self, address: Value, first: Value) -> Value:
         """Addresses without the upper bits of those in the lanes' own local memory, if the first one lies in such."""
