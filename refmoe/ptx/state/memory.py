@@ -40,6 +40,10 @@ class Shadow(Protocol):
         """Write into a region's row where the records lie, see `refmoe.ptx.native.context.Row`."""
         ...
 
+    def admitted(self, warp: int) -> int:
+        """Where it is kept which lanes may access the region, from a warp of the launch on, or 0 where all may."""
+        ...
+
     def release(self) -> None:
         """Give memory back: nobody asks any more who accessed what."""
         ...
