@@ -14,6 +14,8 @@ JOBS ?= $(shell nproc)
 MUTANTS_REPORT ?= out/mutants.json
 # `make mutants SHARE=2/4` plants every fourth fault from the second on.
 SHARE ?= 1/1
+# `make gate GATE=--quick` does not compute the figures of drift and convert anew, which takes minutes.
+GATE ?=
 # Which of the million mutants `make mutate` tries, and where it says what became of them.
 MUTATE ?= --sample 200
 MUTATE_REPORT ?= out/mutation.json
@@ -233,7 +235,7 @@ test-gpu: $(GPU_PYTHON)
 	$(GPU_PYTHON) -m pytest -m gpu
 
 gate: $(VENV)/.core
-	$(BIN)/refmoe gate reports/
+	$(BIN)/refmoe gate reports/ $(GATE)
 	$(BIN)/python tools/readme.py --check
 	$(BIN)/python tools/families.py --check
 	$(BIN)/python tools/benchmarks.py --check

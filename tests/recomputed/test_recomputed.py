@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from typer.testing import CliRunner
 
 from refmoe import catalog
 from refmoe.cli import app
-from refmoe.recomputed import KINDS, SLOW, convert, drift, recompute, refusals
+from refmoe.litmus.program import Program
+from refmoe.litmus.verdict import ModelVerdict
+from refmoe.recomputed import KINDS, SLOW, convert, drift, litmus, recompute, refusals
 from refmoe.recomputed.values import partings
 from refmoe.reports.checks import GateRefusal
 from refmoe.reports.gate import check_reports
@@ -27,6 +31,26 @@ SHORT = "refmoe drift --steps 2 --paths cutlass:separate,cutlass:fused,dp4a --ba
 
 def checks(found: list[GateRefusal]) -> set[str]:
     return {refusal.check for refusal in found}
+
+
+FREE_OF_RACES = litmus.free_of_races
+
+
+@cache
+def sources(count: int, seed: int) -> list[Iterator[tuple[Program, ModelVerdict]]]:
+    return [FREE_OF_RACES(count, seed)]
+
+
+def judged_once(count: int, seed: int) -> Iterator[tuple[Program, ModelVerdict]]:
+    source = sources(count, seed)
+    source[0], programs = itertools.tee(source[0])
+    return programs
+
+
+@pytest.fixture(autouse=True)
+def programs_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs of a seed are the same in every test, and to judge them takes seconds."""
+    monkeypatch.setattr(litmus, "free_of_races", judged_once)
 
 
 @pytest.fixture
