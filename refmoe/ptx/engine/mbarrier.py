@@ -10,6 +10,7 @@ arrivals of that phase released. `cp.async.mbarrier.arrive` arrives for copies, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.mbarrier_table import OBJECT_BYTES, MbarrierTable
+from refmoe.ptx.engine.order.clocks import LANES
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.native.clocks import raise_rows
 from refmoe.ptx.state.records import CLUSTER, CTA, GUARDED, THREAD
@@ -33,6 +35,8 @@ Array = Any
 MOST = (1 << 20) - 1
 # A state token: phase << 24 | pending count.
 _PHASE_SHIFT = 24
+# Bytes of shared memory that a warp's asynchronous stores reach together.
+_PACKET = 64
 _FOREVER = np.int64(1) << np.int64(62)
 
 
@@ -261,41 +265,43 @@ class Mbarriers(MbarrierTable):
 
     def expect(self, frame: Frame, work: Expect, address: Array, lanes: Array, owed: Array) -> None:
         """`mbarrier.expect_tx` and, with negative bytes, `mbarrier.complete_tx`."""
-        ids = self.objects(frame, work.access, address, lanes)
-        self.machine.tracer.mbarrier("expect", work.access.instruction, lanes, ids, owed)
-        self._owe(frame, work.access, ids, lanes, owed)
+        self._expect(frame, work.access, self.objects(frame, work.access, address, lanes), lanes, owed)
 
-    def _owe(self, frame: Frame, access: Access, ids: Array, lanes: Array, owed: Array) -> None:
+    def _expect(self, frame: Frame, access: Access, ids: Array, lanes: Array, owed: Array) -> None:
+        self.machine.tracer.mbarrier("expect", access.instruction, lanes, ids, owed)
         np.add.at(self.transactions, ids, owed)
         self._check_owed(access.instruction, ids, lanes)
         self.machine.progress()
         self._settle(frame, ids, access.instruction, "")
 
-    def complete_bytes(self, frame: Frame, access: Access, address: Array, lanes: Array, size: int) -> None:
-        """Each lane wrote `size` bytes asynchronously: the transaction owes as many less.
-
-        Each does so by itself: where the bytes of some lanes complete a phase, those of the others are of the next one.
-        """
+    def complete_bytes(
+        self, frame: Frame, access: Access, address: Array, lanes: Array, size: int, places: Array
+    ) -> None:
+        """Each lane wrote `size` bytes at `places` [n] of its CTA asynchronously: the transaction owes as many less."""
         ids = self.objects(frame, access, address, lanes)
         clocks = self.machine.clocks
-        while lanes.size:
-            here = self._of_one_phase(ids, size)
-            some, which = lanes[here], ids[here]
+        for packet in self._packets(ids, lanes, size, places):
+            some, which = lanes[packet], ids[packet]
             if clocks is not None:
                 np.maximum.at(self._coming, (which, clocks.copy_of(some)), clocks.now)
-            owed = np.full(len(some), -size, np.int64)
-            self.machine.tracer.mbarrier("expect", access.instruction, some, which, owed)
-            self._owe(frame, access, which, some, owed)
-            lanes, ids = lanes[~here], ids[~here]
+            self._expect(frame, access, which, some, np.full(len(some), -size, np.int64))
 
-    def _of_one_phase(self, ids: Array, size: int) -> Array:
-        """Of `size` bytes for each of some objects [n], in turn, those that come before a phase ends; bool [n]."""
-        order = np.argsort(ids, kind="stable")
-        ranks = np.empty(len(ids), np.int64)
-        ranks[order] = np.arange(len(ids)) - np.searchsorted(ids[order], ids[order])
+    def _packets(self, ids: Array, lanes: Array, size: int, places: Array) -> list[Array]:
+        """The lanes whose bytes an object counts at once, in turn: positions in `ids` [n].
+
+        The manual lets each lane's bytes come by themselves. An H200 counts those of a warp in one aligned 64 bytes
+        together, and those at one place one after another: 32 words in a row complete 64 expected bytes, never 124.
+        """
         owed = self.transactions[ids]
-        ends = (self.pending[ids] == 0) & (owed > 0) & (owed % size == 0)
-        return np.asarray(~ends | ((ranks + 1) * size <= owed))
+        comes = np.bincount(ids, minlength=len(self.transactions))[ids] * size
+        if not ((self.pending[ids] == 0) & (owed > 0) & (comes > owed)).any():
+            return [np.arange(len(ids))]
+        packets, seen = dict[tuple[int, ...], list[int]](), Counter[tuple[int, ...]]()
+        for at, (number, lane, place) in enumerate(zip(ids.tolist(), lanes.tolist(), places.tolist(), strict=True)):
+            where = number, lane // LANES, place
+            packets.setdefault((number, lane // LANES, place // _PACKET, seen[where]), []).append(at)
+            seen[where] += 1
+        return [np.array(packet) for packet in packets.values()]
 
     def announce(self, frame: Frame, work: CopyArrive, address: Array, lanes: Array) -> None:
         """`cp.async.mbarrier.arrive`: one arrival for each lane, once its copies have landed."""

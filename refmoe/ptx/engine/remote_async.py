@@ -56,7 +56,7 @@ class WriteAsync:
             raise machine.misuse(access.instruction, lanes[bad], what)
         self._write(frame, region, index, lanes, [frame.acting(where, value) for value in values])
         machine.progress()
-        mbarriers.complete_bytes(frame, self.barrier, bars, lanes, access.width)
+        mbarriers.complete_bytes(frame, self.barrier, bars, lanes, access.width, index % region.stride)
 
     def _write(self, frame: Frame, region: Region, index: Array, lanes: Array, values: list[Array]) -> None:
         access = self.access

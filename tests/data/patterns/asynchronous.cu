@@ -288,7 +288,7 @@ KER NAME(ARGS) { __shared__ __align__(16) u32 s[64]; __shared__ u64 b; auto c = 
     "r"(TID + BID * 100), "r"(mapa(&b, r)) : "memory"); ⟨__syncthreads();¦mb_wait(&b, 0);⟩ out[BID * 64 + TID] = s[TID];
     c.sync(); }
 
-//# stasync_expect finds=RaceError:write-read g=2 cluster=2
+//# stasync_expect finds=Deadlock g=2 cluster=2
 KER NAME(ARGS) { __shared__ __align__(16) u32 s[64]; __shared__ u64 b; auto c = cg::this_cluster(); if (TID == 0) {
     mb_init(&b, 1); mb_expect(&b, ⟨252¦256⟩); } c.sync(); u32 r = c.block_rank() ^ 1; asm
     volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" :: "r"(mapa(&s[TID], r)),
