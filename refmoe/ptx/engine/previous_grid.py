@@ -87,9 +87,10 @@ class PreviousGrid:
         waits = np.array(self._waits, np.int64)
         for row in rows.tolist():
             lane = int(lanes[row])
-            if not waits.size or not machine.clocks.ordered(np.full(len(waits), lane), waits).any():
+            if waits.size and machine.clocks.ordered(np.full(len(waits), lane), waits).any():
+                self._learn(threads[row : row + 1])
+            else:
                 self._report(frame, instruction, region, int(index[row]), lane)
-        self._learn(threads[rows])
 
     def _known(self, threads: Array) -> Array:
         return (self.knows[threads >> _WARP_SHIFT] >> (threads & _LANE).astype(np.uint32)) & 1 != 0

@@ -48,15 +48,13 @@ _LEFT_OUT = {
 }
 
 
-def _run(without: str, cache: str = "") -> tuple[Any, ptx.LaunchResult]:
+def _run(without: str, cache: str = "") -> ptx.LaunchResult:
     given = np.arange(_BLOCKS * _THREADS, dtype=np.uint32)
     out = np.zeros_like(given)
     module = ptx.Module.parse(_KERNEL.format(threads=_THREADS, without=without, cache=cache))
-    result = ptx.launch(
-        module, "k", (_BLOCKS, 1, 1), (_THREADS, 1, 1), [out, given], previous_grid_writes=[given]
-    )  # fmt: skip
+    result = ptx.launch(module, "k", (_BLOCKS, 1, 1), (_THREADS, 1, 1), [out, given], previous_grid_writes=[given])
     np.testing.assert_array_equal(out, given)
-    return out, result
+    return result
 
 
 @pytest.mark.parametrize("left_out", _LEFT_OUT)
@@ -75,10 +73,10 @@ def test_lanes_that_waited_access_it_natively(monkeypatch: pytest.MonkeyPatch) -
         whole(self, *arguments)
 
     monkeypatch.setattr(SlowAccess, "__call__", count)
-    _, result = _run("setp.ne.u32 %p1, %r1, %r1;")
+    result = _run("setp.ne.u32 %p1, %r1, %r1;")
     assert (asked, result.warnings) == ([], ())
 
 
 def test_a_non_coherent_load_is_told_of_behind_the_wait() -> None:
-    _, result = _run("setp.ne.u32 %p1, %r1, %r1;", ".nc")
+    result = _run("setp.ne.u32 %p1, %r1, %r1;", ".nc")
     assert [each.warning for each in result.warnings] == ["non-coherent"]
