@@ -289,8 +289,8 @@ class Mbarriers(MbarrierTable):
     def _packets(self, ids: Array, lanes: Array, size: int, places: Array) -> list[Array]:
         """The lanes whose bytes an object counts at once, in turn: positions in `ids` [n].
 
-        The manual lets each lane's bytes come by themselves. An H200 counts those of a warp in one aligned 64 bytes
-        together, and those at one place one after another: 32 words in a row complete 64 expected bytes, never 124.
+        The manual lets each lane's bytes come by themselves. Hopper counts those of a warp in one aligned 64 bytes
+        together, those at one place mostly one after another: 32 words in a row complete 64 expected bytes, never 124.
         """
         owed = self.transactions[ids]
         comes = np.bincount(ids, minlength=len(self.transactions))[ids] * size

@@ -1,6 +1,6 @@
 """Bytes of one instruction may complete one phase of a barrier and begin the next, in pieces of 64 of a warp.
 
-So an H200 does with st.async and red.async of words in a row, by one warp and by two, and of one word by all lanes.
+`test_gpu.py` holds the same against a GPU.
 """
 
 from __future__ import annotations
