@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from support.damages.parity import top_key
 from support.damages.recomputed import DAMAGES, mutation, small_cases, swept
 from support.damages.sound import Document, committed, sealed
@@ -112,6 +113,18 @@ def test_a_command_of_drift_that_cannot_run_is_a_sentence() -> None:
         assert "which cannot run" in found.text
     # A checkpoint of the user's own is elsewhere.
     assert refusals("drift", {**short_drift(), "command": "refmoe drift --checkpoint x"}) == []
+
+
+def test_a_command_of_drift_is_read_as_the_command_line_reads_it() -> None:
+    commands: Any = vars(typer.main.get_command(app))["commands"]
+    read = {option.opts[0]: option.default for option in commands["drift"].params}
+    # A checkpoint of the user's own is not read.
+    assert read.pop("--checkpoint") is None
+    ours = {option.option_strings[0]: option.default for option in drift._options()._actions}
+    assert ours.keys() == read.keys()
+    assert {name: ours[name] for name, default in read.items() if default is not None} == {
+        name: default for name, default in read.items() if default is not None
+    }
 
 
 @pytest.mark.slow
