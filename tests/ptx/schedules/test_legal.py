@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.ptx_kernel import text
 from support.ptx_ways import Way, ways
+from support.scheduled import BRANCHES, POLL
 from support.selection.thinned import thinned
 
 from refmoe import ptx
@@ -111,17 +112,7 @@ def test_store_buffering_has_its_three_interleavings() -> None:
 @pytest.mark.parametrize("producer", [0, 5, 16, 31, 32, 63])
 def test_nobody_starves(producer: int) -> None:
     # Everybody polls for what one lane of theirs, or of another warp, writes inside of the same loop.
-    body = f"""
-    L:
-        setp.eq.u32 %p1, %r1, {producer};
-        @%p1 st.relaxed.gpu.global.u32 [%d1], 1;
-        ld.relaxed.gpu.global.u32 %r5, [%d1];
-        setp.eq.u32 %p2, %r5, 0;
-        @%p2 bra L;
-        st.global.u32 [%d2], %r5;
-        ret;
-    """
-    assert seen(body, 64, block=64, source=[0]) == {(1,) * 64}
+    assert seen(POLL.format(producer=producer), 64, block=64, source=[0]) == {(1,) * 64}
 
 
 CONSUMES = """
@@ -275,15 +266,7 @@ def test_lanes_run_apart_where_nothing_keeps_them_together() -> None:
 
 
 def test_which_branch_comes_first() -> None:
-    body = """
-        setp.lt.u32 %p1, %r1, 16;
-        @%p1 bra ONE;
-        st.volatile.global.u32 [%d0], 2;
-        bra END;
-    ONE: st.volatile.global.u32 [%d0], 1;
-    END: ret;
-    """
-    assert seen(body, 1) == {(1,), (2,)}
+    assert seen(BRANCHES, 1) == {(1,), (2,)}
 
 
 def test_a_warp_runs_ahead_of_another() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.ptx_kernel import text
+from support.scheduled import BRANCHES, POLL
 
 from refmoe import ptx
 from refmoe.ptx.engine.thread_steps import MOST_WARPS
@@ -28,15 +29,7 @@ def seen(body: str, size: int, block: int = 32, schedules: int = 40, **scopes: s
 
 
 def test_which_branch_comes_first() -> None:
-    body = """
-        setp.lt.u32 %p1, %r1, 16;
-        @%p1 bra ONE;
-        st.volatile.global.u32 [%d0], 2;
-        bra END;
-    ONE: st.volatile.global.u32 [%d0], 1;
-    END: ret;
-    """
-    assert seen(body, 1) == {(1,), (2,)}
+    assert seen(BRANCHES, 1) == {(1,), (2,)}
 
 
 def test_atomics_of_one_instruction_come_in_any_order() -> None:
@@ -53,16 +46,6 @@ def test_any_strong_store_of_one_instruction_may_be_the_last() -> None:
     assert len(found) > 3
 
 
-POLL = """
-L:
-    setp.eq.u32 %p1, %r1, {producer};
-    @%p1 st.relaxed.gpu.global.u32 [%d1], 1;
-    ld.relaxed.gpu.global.u32 %r5, [%d1];
-    setp.eq.u32 %p2, %r5, 0;
-    @%p2 bra L;
-    st.global.u32 [%d2], %r5;
-    ret;
-"""
 # The one that the others wait for is at their own instruction.
 POLL_BY_ATOMIC = """
     setp.eq.u32 %p1, %r1, {producer};
