@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.cuda_schedules import KERNELS, Kernel
 from support.ptx_kernel import compile_cuda, text
+from support.schedules.cuda import KERNELS, Kernel
 from support.selection.thinned import named_by_faults, thinned
 
 from refmoe import ptx

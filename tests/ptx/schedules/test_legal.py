@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.ptx_kernel import text
 from support.ptx_ways import Way, ways
-from support.scheduled import BRANCHES, POLL
+from support.schedules.bodies import BRANCHES, POLL
 from support.selection.thinned import thinned
 
 from refmoe import ptx

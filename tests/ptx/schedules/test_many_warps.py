@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.ptx_kernel import text
-from support.scheduled import BRANCHES, POLL
+from support.schedules.bodies import BRANCHES, POLL
 
 from refmoe import ptx
 from refmoe.ptx.engine.thread_steps import MOST_WARPS
