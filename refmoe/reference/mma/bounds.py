@@ -12,6 +12,7 @@ quarters, and 2^-s in its two significands, s the leading zeros of subnormal sca
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ _ENLARGED = 1 + 2.0**-30
 _HALF_ULP = 2.0 ** -(FP32.mantissa_bits + 1)
 _HALF_SUBNORMAL = 2.0 ** (FP32.emin - FP32.mantissa_bits - 1)
 _OUTPUTS_A_TILE = 8192
+_COLUMNS_A_TILE = 512
 _QUARTER = 2  # E2M1 products are multiples of 2^-2
 
 
@@ -60,15 +62,17 @@ def running_bound(
     x, y, z = checked_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
     block = model.pair(a_format, b_format).block
     bound = np.empty(z.shape, np.float64)
-    # Not more outputs at a time than fit the cache, term by term.
-    width = max(1, _OUTPUTS_A_TILE // max(1, z.shape[1]))
-    for p in range(z.shape[0]):
-        for start in range(0, z.shape[2], width):
-            product, columns = slice(p, p + 1), slice(start, start + width)
-            with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-                bound[product, :, columns] = _running(
-                    x.part(product), y.part(product, columns), z[product, :, columns], model, block
-                )
+    # Not more outputs at a time than fit the cache, term by term; NumPy's loops are over the columns.
+    width = min(z.shape[2], _COLUMNS_A_TILE)
+    height = max(1, _OUTPUTS_A_TILE // max(1, width))
+    for p, top, left in itertools.product(
+        range(z.shape[0]), range(0, z.shape[1], height), range(0, z.shape[2], max(1, width))
+    ):
+        product, rows, columns = slice(p, p + 1), slice(top, top + height), slice(left, left + width)
+        with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+            bound[product, rows, columns] = _running(
+                x.part(product, rows), y.part(product, columns), z[product, rows, columns], model, block
+            )
     return _enlarged(bound.reshape(c.shape))
 
 
@@ -244,14 +248,36 @@ def _running_fused(
     for t in range(chain.a.values.shape[0]):
         exponent = chain.alignment(t, outputs, acc)
         units = np.ldexp(1.0, chain.align_bits - exponent)
-        products, c_units = chain.terms(t, outputs, units), acc * units
-        whole_products, whole_c = np.trunc(products), np.trunc(c_units)
-        inexact = (whole_products != products).sum(axis=1) + (whole_c != c_units)
+        total = np.trunc(c_units := acc * units)
+        inexact = (total != c_units).astype(np.int64)
+        _add_whole_products(chain, t, units, total, inexact)
         unit = np.ldexp(1.0, exponent - chain.align_bits)
-        acc = chain.rounded((whole_products.sum(axis=1) + whole_c) * unit) + 0.0
+        acc = chain.rounded(total * unit) + 0.0
         smallest = 2.0 ** (model.accumulator.emin - model.result_bits)
         bound += inexact * unit + 2.0**-model.result_bits * np.abs(acc) + smallest
     return acc.reshape(c.shape), bound.reshape(c.shape)
+
+
+def _add_whole_products(
+    chain: FusedChain, t: int, units: NDArray[np.float64], total: NDArray[np.float64], inexact: NDArray[np.int64]
+) -> None:
+    """Add the products of block `t` in `units` [n], each truncated, to `total` [n], and how many were cut to `inexact`.
+
+    One product of all outputs at a time: what is read and written stays in the cache.
+    """
+    a, b = chain.a.values[t], chain.b.values[t]
+    shape = a.shape[0], a.shape[1], b.shape[1]
+    units, total = units.reshape(shape), total.reshape(shape)
+    product, whole = np.empty(shape), np.empty(shape)
+    cut, cuts = np.empty(shape, bool), np.zeros(shape, np.uint16)
+    for column, row in zip(np.moveaxis(a, 2, 0), np.ascontiguousarray(np.moveaxis(b, 2, 0)), strict=True):
+        np.multiply(column[:, :, None], row[:, None, :], out=product)
+        product *= units
+        np.trunc(product, out=whole)
+        np.not_equal(whole, product, out=cut)
+        cuts += cut
+        total += whole
+    inexact += cuts.reshape(-1)
 
 
 def _running_grouped(

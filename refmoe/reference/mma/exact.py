@@ -1,8 +1,8 @@
 """The exact sum of products, fast: matrix products of integer slices, none of which rounds.
 
-Each operand is cut along a fixed grid of bit positions into slices of at most 20 bits (Ozaki et al., 2012). A float64
-matrix product of two slices over at most 2^12 elements of K stays below 2^53, so it is exact in any order; it lands on
-a fixed limb of 20 bits. The limbs are int64, carried once at the end.
+Each operand is cut, from the lowest bit of its values on, into slices of at most 20 bits (Ozaki et al., 2012). A
+float64 matrix product of two slices over at most 2^12 elements of K stays below 2^53, so it is exact in any order; it
+lands on a limb of 20 bits. The limbs are int64, carried once at the end.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from refmoe.reference.mma.operands import Operand
 
 _SLICE = 20
 _K_A_PRODUCT = 1 << 12
+_FLOAT64_BITS = 53
 _LIMB_MASK = (1 << _SLICE) - 1
 
 
@@ -45,10 +46,15 @@ def exact_sums(a: Operand, b: Operand, c: NDArray[np.float32], *, magnitudes: bo
 
 
 def _finite_sums(x: NDArray[np.float64], y: NDArray[np.float64], z: NDArray[np.float64]) -> NDArray[np.float64]:
-    x_slices, y_slices, z_slices = _slices(x), _slices(y), _slices(z)
+    x_lowest, y_lowest = _lowest_bit(x), _lowest_bit(y)
+    lowest = x_lowest + y_lowest
+    x_slices, y_slices, z_slices = _slices(x, x_lowest), _slices(y, y_lowest), _slices(z, lowest)
     positions = [i + j for i in x_slices for j in y_slices] + list(z_slices)
     if not positions:
         return np.zeros(z.shape)
+    if len(positions) == 1 and not z_slices and x.shape[2] <= _K_A_PRODUCT:
+        # One product of one limb has no more than 53 bits. Elements of FP8 and FP4 without scales are such.
+        return np.asarray(np.ldexp(np.matmul(x_slices[0], y_slices[0].swapaxes(1, 2)) + 0.0, lowest))
     first = min(positions)
     # A limb takes at most 2^10 products below 2^53; the last two are there for what is carried out of the others.
     limbs = np.zeros((max(positions) - first + 4, *z.shape), np.int64)
@@ -69,15 +75,28 @@ def _finite_sums(x: NDArray[np.float64], y: NDArray[np.float64], z: NDArray[np.f
     total = limbs[-1].astype(np.float64)
     for limb in limbs[-2::-1]:
         total = add_to_odd(total * 2.0**_SLICE, limb.astype(np.float64))
-    return np.asarray(np.ldexp(total, first * _SLICE))
+    return np.asarray(np.ldexp(total, lowest + first * _SLICE))
 
 
-def _slices(values: NDArray[np.float64]) -> dict[int, NDArray[np.float64]]:
-    """Integers of at most 20 bits by their place i, so that the sum of slice * 2^(20 i) is `values`; no zero slices."""
+def _lowest_bit(values: NDArray[np.float64]) -> int:
+    """The largest e of which all `values` are multiples of 2^e; 0 where all are zero."""
+    significands, exponents = np.frexp(values[values != 0])
+    if not significands.size:
+        return 0
+    whole = np.ldexp(significands, _FLOAT64_BITS).astype(np.int64)
+    trailing = np.frexp((whole & -whole).astype(np.float64))[1] - 1
+    return int((exponents + trailing).min()) - _FLOAT64_BITS
+
+
+def _slices(values: NDArray[np.float64], lowest: int) -> dict[int, NDArray[np.float64]]:
+    """Integers of at most 20 bits by their place i, so that `values` are the sum of slice * 2^(lowest + 20 i).
+
+    No slice is zero. Below the bit `lowest` places are negative.
+    """
     slices = {}
     rest = values.copy()
     while rest.any():
-        place = int(np.frexp(np.abs(rest).max())[1] - 1) // _SLICE
-        slices[place] = np.trunc(np.ldexp(rest, -place * _SLICE))
-        rest -= np.ldexp(slices[place], place * _SLICE)
+        place = (int(np.frexp(np.abs(rest).max())[1]) - 1 - lowest) // _SLICE
+        slices[place] = np.trunc(np.ldexp(rest, -place * _SLICE - lowest))
+        rest -= np.ldexp(slices[place], place * _SLICE + lowest)
     return slices

@@ -34,12 +34,15 @@ def refuse_early_exit(machine: Lanes, instruction: Instruction | None, leaving: 
         agents = records & (BULK | ASYNCHRONOUS) == BULK
         foreign = landed & (agents | ((records & THREAD) // per_cta != machine.first_cta + cta))
         index, records = index[foreign], records[foreign]
-        unordered = np.ones(len(records), bool)
+        # Most bytes are those of few accesses, and what one warp knows of need not be asked of the others.
+        unordered = np.unique(records)
         for warp in range(cta * machine.warps, (cta + 1) * machine.warps):
-            unordered &= ~clocks.ordered(np.full(len(records), warp * 32), records)
-        if not unordered.any():
+            if not unordered.size:
+                break
+            unordered = unordered[~clocks.ordered(np.full(len(unordered), warp * 32), unordered)]
+        if not unordered.size:
             continue
-        bad = int(np.argmax(unordered))
+        bad = int(np.argmax(np.isin(records, unordered)))
         record, byte = records[bad], int(index[bad]) - begin
         lane = int(np.flatnonzero(leaving & (machine.lane_cta == cta))[-1])
         other_block, other_thread = machine.place_of_thread(int(record & THREAD))
