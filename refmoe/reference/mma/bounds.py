@@ -26,6 +26,7 @@ from refmoe.reference.mma.fma import fma_steps
 from refmoe.reference.mma.fused import FusedChain, widened_blocks
 from refmoe.reference.mma.grouped import add_block, align_block, grouped_terms
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
+from refmoe.reference.mma.native import native_cuts
 from refmoe.reference.mma.operands import ABSENT, Operand, scale_values, table
 from refmoe.reference.mma.product import checked_operands
 
@@ -35,7 +36,7 @@ _ENLARGED = 1 + 2.0**-30
 _HALF_ULP = 2.0 ** -(FP32.mantissa_bits + 1)
 _HALF_SUBNORMAL = 2.0 ** (FP32.emin - FP32.mantissa_bits - 1)
 _OUTPUTS_A_TILE = 8192
-_COLUMNS_A_TILE = 512
+_COLUMNS_A_TILE = 128
 _QUARTER = 2  # E2M1 products are multiples of 2^-2
 
 
@@ -263,21 +264,33 @@ def _add_whole_products(
 ) -> None:
     """Add the products of block `t` in `units` [n], each truncated, to `total` [n], and how many were cut to `inexact`.
 
-    One product of all outputs at a time: what is read and written stays in the cache.
+    Sums of integers, in any order: none of them rounds.
     """
     a, b = chain.a.values[t], chain.b.values[t]
-    shape = a.shape[0], a.shape[1], b.shape[1]
-    units, total = units.reshape(shape), total.reshape(shape)
-    product, whole = np.empty(shape), np.empty(shape)
-    cut, cuts = np.empty(shape, bool), np.zeros(shape, np.uint16)
-    for column, row in zip(np.moveaxis(a, 2, 0), np.ascontiguousarray(np.moveaxis(b, 2, 0)), strict=True):
-        np.multiply(column[:, :, None], row[:, None, :], out=product)
+    assert len(a) == 1, "the bound takes one product at a time"
+    units = units.reshape(a.shape[1], b.shape[1])
+    sums, cuts = native_cuts(a[0], b[0], units) or _cut_products(a[0], b[0], units)
+    total += sums.reshape(-1)
+    inexact += cuts.reshape(-1)
+
+
+def _cut_products(
+    a: NDArray[np.float64], b: NDArray[np.float64], units: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Sums over K of a [M, K] * b [N, K] * units [M, N], each truncated, and how many of them were no integers.
+
+    One product of all outputs at a time: what is read and written stays in the cache.
+    """
+    total, cuts = np.zeros(units.shape), np.zeros(units.shape, np.int64)
+    product, whole, cut = np.empty(units.shape), np.empty(units.shape), np.empty(units.shape, bool)
+    for column, row in zip(a.T, np.ascontiguousarray(b.T), strict=True):
+        np.multiply(column[:, None], row, out=product)
         product *= units
         np.trunc(product, out=whole)
         np.not_equal(whole, product, out=cut)
         cuts += cut
         total += whole
-    inexact += cuts.reshape(-1)
+    return total, cuts
 
 
 def _running_grouped(

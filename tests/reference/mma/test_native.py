@@ -12,6 +12,7 @@ from support.tensor_cores.mma_operands import DEFINED, accumulators, code_dtype,
 
 from refmoe.formats import FP16, MX_BLOCK
 from refmoe.reference.mma import ELEMENT_FORMATS, MODELS, Kind, native, tensor_core_mma
+from refmoe.reference.mma.bounds import _cut_products
 from refmoe.reference.mma.product import checked_operands, numpy_product
 from refmoe.reference.scalar.mma import accumulate
 
@@ -19,6 +20,7 @@ pytest.importorskip("llvmlite")
 
 from refmoe.native.compiler import has_feature
 from refmoe.reference.mma.native import shape
+from refmoe.reference.mma.native.cut import cut_products
 from refmoe.reference.mma.native.product import native_chain
 
 PRODUCTS, M, N = 2, 19, 11
@@ -341,6 +343,32 @@ def test_what_has_no_native_form(asked_for, name, k):
     asked_for[name, "e4m3", "e4m3", False] = 1 << 40
     x, y, z = checked_operands(a, a, np.zeros((1, 1, 1), np.float32), model, "e4m3", "e4m3", None, None)
     assert native.native_product(x, y, z, model, 1) is None
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(3, 8, 5), (2, 9, 32), (1, 23, 1), (4, 64, 0)])
+def test_cut_products_equal_those_of_numpy(m, n, k):
+    """Some are whole, some are cut, some are no numbers: a NaN counts as cut."""
+    rng = np.random.default_rng(11)
+    a, b = rng.integers(-9, 9, (m, k)) / 4.0, rng.integers(-9, 9, (n, k)) / 8.0
+    units = np.ldexp(1.0, rng.integers(-3, 9, (m, n)))
+    a[:1, :1], b[-1:, :1] = np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        wanted = _cut_products(a, b, units)
+    found = cut_products(a, b, units)
+    assert all(
+        (np.nan_to_num(x, nan=0.25) == np.nan_to_num(y, nan=0.25)).all() for x, y in zip(found, wanted, strict=True)
+    )
+    assert k < 5 or 0 < wanted[1].sum() < m * n * k
+
+
+def test_bounds_of_big_products_are_native(asked_for):
+    a, b, units = np.ones((1, 32)), np.ones((8, 32)), np.full((1, 8), 0.5)
+    assert native.native_cuts(a, b, units) is None
+    asked_for["cuts"] = 1 << 26
+    sums, cuts = native.native_cuts(a, b, units)
+    assert not sums.any()
+    assert (cuts == 32).all()
+    assert native.native_cuts(a, b[:7], units[:, :7].copy()) is None
 
 
 def test_import_is_light():

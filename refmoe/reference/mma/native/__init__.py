@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -19,9 +20,11 @@ _MULTIPLICATIONS_TO_LOAD = 1 << 26
 # Of K, where blocks do not say it: steps of a chain of FMAs.
 _FMA_STEP = 16
 
-# Multiplications asked for so far by (model, format of a, format of b, whether scaled); threads may lose some, which
-# only delays the change to native code.
-_asked_for: dict[tuple[str, str, str, bool], int] = {}
+_COLUMNS_A_CUT = 8
+
+# Multiplications asked for so far by what native code would be compiled for; threads may lose some, which only delays
+# the change to native code.
+_asked_for: dict[Hashable, int] = {}
 
 
 def native_product(
@@ -36,12 +39,29 @@ def native_product(
     if model.kind is Kind.EXACT or (model.kind is Kind.FMA and k % _FMA_STEP):
         return None
     kind = model.name, a.format.name, b.format.name, a.scales is not None or b.scales is not None
-    _asked_for[kind] = _asked_for.get(kind, 0) + c.size * k
-    if _asked_for[kind] < _MULTIPLICATIONS_TO_LOAD or not _installed():
+    if not _worth_loading(kind, c.size * k):
         return None
     from refmoe.reference.mma.native.product import native_chain
 
     return native_chain(a, b, c, model, block)
+
+
+def native_cuts(
+    a: NDArray[np.float64], b: NDArray[np.float64], units: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
+    """See `cut.cut_products`; None where NumPy shall compute them: where there is little to do, or no llvmlite."""
+    # So many columns at least the native code takes at a time.
+    if b.shape[0] < _COLUMNS_A_CUT or not _worth_loading("cuts", units.size * a.shape[1]):
+        return None
+    from refmoe.reference.mma.native.cut import cut_products
+
+    return cut_products(a, b, units)
+
+
+def _worth_loading(kind: Hashable, multiplications: int) -> bool:
+    """Whether a process has asked for enough of a kind, this time included, and there is a compiler."""
+    _asked_for[kind] = _asked_for.get(kind, 0) + multiplications
+    return _asked_for[kind] >= _MULTIPLICATIONS_TO_LOAD and _installed()
 
 
 @cache
