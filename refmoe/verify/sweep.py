@@ -10,10 +10,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -128,6 +129,61 @@ class Ledger(Results):
             os.close(descriptor)
 
 
+@dataclass
+class _Stretch:
+    """Pieces that follow one another.
+
+    Attributes:
+        left: those that nobody has begun.
+        last: the last one that somebody began.
+    """
+
+    left: deque[str]
+    last: str | None = None
+
+
+class _Pending:
+    """What nobody has begun, in stretches: who has done a piece mostly does the one after it.
+
+    Neighbours need much the same, and a process keeps what it has loaded.
+
+    Args:
+        pieces: in their order.
+        count: of the stretches.
+    """
+
+    def __init__(self, pieces: list[str], count: int) -> None:
+        length = max(1, -(-len(pieces) // count))
+        parts = (pieces[start : start + length] for start in range(0, len(pieces), length))
+        self._stretches = [_Stretch(deque(part)) for part in parts]
+
+    def __bool__(self) -> bool:
+        return bool(self._stretches)
+
+    def stretch(self, running: Set[str]) -> _Stretch:
+        """The one to go on with: one at which nobody works, or half of what is left of the longest."""
+        for each in self._stretches:
+            if each.last not in running:
+                return each
+        longest = max(self._stretches, key=lambda each: len(each.left))
+        kept = len(longest.left) // 2
+        if not kept:
+            return longest
+        half = _Stretch(deque(list(longest.left)[kept:]))
+        longest.left = deque(list(longest.left)[:kept])
+        self._stretches.append(half)
+        return half
+
+    def begun(self, stretch: _Stretch) -> None:
+        """The first piece that is left of a stretch is under way."""
+        stretch.last = stretch.left.popleft()
+        self._stretches = [each for each in self._stretches if each.left]
+
+    def put_back(self, pieces: list[str]) -> None:
+        """They come next."""
+        self._stretches.insert(0, _Stretch(deque(pieces)))
+
+
 def sweep(
     pieces: Mapping[str, Item], work: Callable[[Item], Any], results: Results, workers: Workers
 ) -> Iterator[tuple[str, Any]]:
@@ -143,7 +199,7 @@ def sweep(
         WorkerLost: a worker was lost `ATTEMPTS` times under the same piece, killed for want of memory for example.
         OSError: a result cannot be written.
     """
-    pending = [name for name in reversed(list(pieces)) if name not in results.done]
+    pending = _Pending([name for name in pieces if name not in results.done], workers.ahead)
     attempts: Counter[str] = Counter()
     while pending:
         running: dict[Future[Any], str] = {}
@@ -151,10 +207,12 @@ def sweep(
             try:
                 while pending or running:
                     while pending and len(running) < workers.ahead:
-                        name = pending[-1]
+                        stretch = pending.stretch(set(running.values()))
+                        name = stretch.left[0]
                         with deaf_to_interrupts():
                             future = pool.submit(work, pieces[name])
-                        running[future] = pending.pop()
+                        running[future] = name
+                        pending.begun(stretch)
                         attempts[name] += 1
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
                         name = running[future]
@@ -174,7 +232,7 @@ def sweep(
                 if spent:
                     said = f"{ATTEMPTS} times a worker ended without an answer while these were under way"
                     raise WorkerLost(f"{said}: {', '.join(spent)}") from error
-                pending += reversed(lost)
+                pending.put_back(lost)
 
 
 def in_order(pieces: Iterable[str], results: Results) -> dict[str, Any]:

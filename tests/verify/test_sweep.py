@@ -16,7 +16,7 @@ import pytest
 from support.selection.thinned import thinned
 
 from refmoe.errors import ArgumentError
-from refmoe.verify.sweep import Ledger, Results, WorkerLost, in_order, sweep
+from refmoe.verify.sweep import Ledger, Results, WorkerLost, _Pending, in_order, sweep
 from refmoe.verify.workers import Workers, processes
 
 PIECES = {f"piece {number}": f"piece {number}" for number in range(6)}
@@ -92,6 +92,19 @@ def test_a_piece_that_kills_every_worker_is_named(tmp_path: Path) -> None:
     pool = Losing("piece 4", 2)
     list(sweep(PIECES, double, ledger, Workers(lambda: pool, 1)))
     assert set(ledger.done) == set(PIECES)
+
+
+def test_who_has_done_a_piece_does_its_neighbour() -> None:
+    """Two workers begin far apart. The first is quick: it ends its half, and takes half of what the other has left."""
+    pending, begun = _Pending(list("abcdefgh"), 2), ""
+    for running in ("", "a", "e", "e", "e", "e", "eg", "hg"):
+        stretch = pending.stretch(set(running))
+        begun += stretch.left[0]
+        pending.begun(stretch)
+    assert begun == "aebcdgfh"
+    assert not pending
+    pending.put_back(["c", "d"])
+    assert pending.stretch({"c"}).left[0] == "c"
 
 
 def test_half_a_line_is_cut_off(tmp_path: Path) -> None:
