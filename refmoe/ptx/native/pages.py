@@ -96,9 +96,10 @@ def keep(module: Any) -> Any:
 
 
 class PageFunctions:
-    """What Python calls, with addresses: `forget(row, pages) -> bytes` clears all records of a region.
+    """What Python calls, with addresses: `forget(row, pages) -> bytes` clears all that is known of a region's pages.
 
-    The result is how much of them is resident.
+    Of a page that nobody accessed nothing is written: of a region of gigabytes it would become resident. The result is
+    how much of the records is resident.
     """
 
     def __init__(self) -> None:
@@ -139,5 +140,10 @@ def _text() -> str:
                     # Pages of the system's are as large, or larger.
                     whole = build.and_(build.add(size, word(PAGE - 1)), word(-PAGE))
                     build.store(build.add(build.load(resident, typ=WORD), whole), resident)
+            columns = build.shl(field(build, row, Row.COLUMNS), word(_WORD_SHIFT))
+            steps = at(build, _pointer(build, row, Row.PAGE_STEPS), build.mul(page, columns))
+            build.call(fill, [steps, ir.Constant(byte, 0), columns, ir.Constant(bit, 0)])
+            for each in (Row.PAGE_STATES, Row.PAGE_COLUMNS):
+                build.store(word(0), _word(build, _pointer(build, row, each), page))
     build.ret(build.load(resident, typ=WORD))
     return str(module)
