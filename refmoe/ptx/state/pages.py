@@ -18,6 +18,8 @@ PAGE = 1 << PAGE_SHIFT
 # Of Linux's pagemap (Documentation/admin-guide/mm/pagemap.rst): a page is present, and mapped by nobody else.
 _ENTRY = np.dtype(np.uint64)
 _RESIDENT = np.uint64(1 << 63 | 1 << 56)
+# Pages of a buffer that are looked at together.
+_TOGETHER = 512
 # Entries that are read together.
 _ENTRIES = 1 << 17
 # What a heap hands out faster than the system does.
@@ -143,14 +145,14 @@ class Journal:
     @property
     def written(self) -> list[tuple[int, int]]:
         """(first byte, byte behind the last) of runs of pages that may have been written, in order."""
-        pages = np.flatnonzero(self.kept)
+        pages = self._pages()
         breaks = np.flatnonzero(np.diff(pages) != 1) + 1
         runs = np.split(pages, breaks) if pages.size else []
         return [(int(run[0]) << PAGE_SHIFT, min((int(run[-1]) + 1) << PAGE_SHIFT, self.data.size)) for run in runs]
 
     def release(self) -> None:
         """Give memory back: nobody asks any more what was there before."""
-        held = np.flatnonzero(self.kept)
+        held = self._pages()
         self.kept[held] = 0
         cleared(self.kept, self.kept.nbytes)
         _SCRATCH.give(self.before, held.size << PAGE_SHIFT)
@@ -163,4 +165,16 @@ class Journal:
     def undo(self) -> None:
         """Put back what was there before the launch."""
         self.restore()
-        self.kept[np.flatnonzero(self.kept)] = 0
+        self.kept[self._pages()] = 0
+
+    def _pages(self) -> Array:
+        """Those whose bytes are kept, in order.
+
+        Of a buffer of gigabytes they are few. NumPy takes a third of the time to find which hundreds have some.
+        """
+        if self.kept.size < _TOGETHER * _TOGETHER:
+            return np.flatnonzero(self.kept)
+        whole = self.kept.size // _TOGETHER * _TOGETHER
+        some = np.flatnonzero(np.bitwise_or.reduce(self.kept[:whole].reshape(-1, _TOGETHER), axis=1))
+        places = (some[:, None] * _TOGETHER + np.arange(_TOGETHER)).ravel()
+        return np.concatenate([places[self.kept[places] != 0], whole + np.flatnonzero(self.kept[whole:])])

@@ -146,6 +146,20 @@ def test_atomics_and_copies_are_put_back(way: Way) -> None:
 
 
 @pytest.mark.usefixtures("nothing_spare")
+def test_a_journal_of_a_gigabyte_finds_its_pages() -> None:
+    """They are looked for by hundreds; the last ones are no whole hundred."""
+    pages = (1 << 18) + 3
+    journal = Journal(untouched((pages * PAGE,)))
+    written = [0, 511, 512, 70_000, pages - 4, pages - 1]
+    journal.keep(np.array(written) * PAGE)
+    assert journal.written == [
+        (first * PAGE, (last + 1) * PAGE)
+        for first, last in [(0, 0), (511, 512), *[(each, each) for each in written[3:]]]
+    ]
+    journal.undo()
+    assert journal.written == []
+
+
 def test_only_pages_that_were_written_are_kept() -> None:
     class Keeper(Way):
         def attach(self, launch: Any) -> None:
