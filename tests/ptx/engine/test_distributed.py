@@ -357,6 +357,31 @@ def test_a_block_that_leaves_too_early() -> None:
     assert run(EXCHANGE.format(first=SYNC, second=halves)).any()
 
 
+@pytest.mark.parametrize("waits", [0, 1])
+def test_one_warp_of_a_block_may_wait_for_whoever_uses_its_memory(waits: int) -> None:
+    """The warps of block 0 need not all know of the access of block 1: one is the last to leave."""
+    program = f"""
+        mov.u32 %r3, cell; mov.u32 %r4, bar; mov.u32 %r9, %cluster_ctarank; shr.u32 %r5, %r1, 5;
+        setp.eq.u32 %p1, %r1, 0; @%p1 mbarrier.init.shared.b64 [%r4], 64;
+        mad.lo.u32 %r3, %r1, 4, %r3; st.shared.u32 [%r3], 7; {SYNC}
+        setp.eq.u32 %p1, %r9, 0; @%p1 bra OWNER;
+        mapa.shared::cluster.u32 %r6, %r3, 0; ld.shared::cluster.u32 %r20, [%r6];
+        mapa.shared::cluster.u32 %r7, %r4, 0; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r7]; ret;
+    OWNER: setp.ne.u32 %p2, %r5, {waits}; @%p2 bra OUT;
+    {{wait}}
+    OUT: ret;
+    """
+    wait = "AGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p3, [%r4], 0; @!%p3 bra AGAIN;"
+
+    def launch(wait: str) -> None:
+        module = ptx.Module.parse(text(program.format(wait=wait), declarations=CELL + BAR), name="test.ptx")
+        ptx.launch(module, "k", (2, 1, 1), (64, 1, 1), [None, None, 0], cluster=(2, 1, 1))
+
+    launch(wait)
+    with pytest.raises(ptx.RaceError, match="exits, and nothing orders an access to its shared memory"):
+        launch("")
+
+
 def test_a_block_that_has_left() -> None:
     body = f"""{NEXT} st.shared.u32 [%r3], 7; {SYNC} setp.ne.u32 %p1, %r9, 0; @%p1 exit;
         mov.u32 %r11, 0;
