@@ -378,7 +378,7 @@ def test_one_warp_of_a_block_may_wait_for_whoever_uses_its_memory(waits: int) ->
         ptx.launch(module, "k", (2, 1, 1), (64, 1, 1), [None, None, 0], cluster=(2, 1, 1))
 
     launch(wait)
-    with pytest.raises(ptx.RaceError, match="exits, and nothing orders an access to its shared memory"):
+    with pytest.raises(ptx.MemoryFault, match="gone with block"):
         launch("")
 
 
