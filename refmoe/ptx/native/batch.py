@@ -27,10 +27,14 @@ class Batch:
     def __init__(self, name: str, slots: Mapping[str, tuple[Slot, ...]], code: bytes) -> None:
         self.name, self.slots = name, slots
         self._native = Native(code)
+        self._addresses: dict[str, int] = {}
 
     def address(self, key: str) -> int:
         """Where the code of a template is, for as long as this object is kept."""
-        return self._native.address(_symbol(key))
+        # Many pieces are of one template, and LLVM takes longer to say where it is.
+        if (found := self._addresses.get(key)) is None:
+            found = self._addresses[key] = self._native.address(_symbol(key))
+        return found
 
 
 # Those that some kernel uses, by name and by the key of each template.
