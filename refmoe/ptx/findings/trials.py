@@ -21,7 +21,8 @@ from refmoe.ptx.engine.lanes import OutOfTime
 from refmoe.ptx.errors import PtxError, RaceError
 from refmoe.ptx.findings.edits import Unplaced, apply
 from refmoe.ptx.findings.finding import Finding
-from refmoe.ptx.findings.remedies import RaceSite, Remedy, remedies
+from refmoe.ptx.findings.remedies import remedies
+from refmoe.ptx.findings.site import RaceSite, Remedy
 from refmoe.ptx.module import Module
 from refmoe.ptx.text.memory_ops import memory_opcode
 
