@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 from refmoe.ptx.findings.accesses import scope_at
 from refmoe.ptx.findings.edits import PtxEdit
-from refmoe.ptx.findings.site import MISSING, PLACES, SECTIONS, RaceSite, Relation, Remedy, where
+from refmoe.ptx.findings.site import MISSING, PLACES, SECTIONS, Body, RaceSite, Relation, Remedy, symbols, where
 from refmoe.ptx.text.syntax import Instruction, Label
+
+# Branches around an instruction in front of which a barrier is tried.
+_AROUND = 2
 
 BARRIERS: dict[Relation, tuple[str, str]] = {
     "warp": ("__syncwarp() (bar.warp.sync 0xffffffff)", "bar.warp.sync 0xffffffff;"),
@@ -60,6 +63,8 @@ def barrier_edits(race: RaceSite) -> Iterator[tuple[str, tuple[PtxEdit, ...], Re
         words, text = BARRIERS[relation]
         before_later = PtxEdit(race.later, "before", text)
         yield f"{words} before {where(race.later)}", (before_later,), relation
+        for each in branches_around(race.body, race.later):
+            yield f"{words} before {where(each)}", (PtxEdit(each, "before", text),), relation
         if race.earlier is not None:
             after_earlier = PtxEdit(race.earlier, "after", text)
             yield f"{words} after {where(race.earlier)}", (after_earlier,), relation
@@ -80,6 +85,19 @@ def _passes_on(instruction: Instruction) -> bool:
     """Whether a lane may pass on to other warps what its own warp did, or nobody knows."""
     opcode = instruction.opcode
     return scope_at(opcode) is not None or opcode.startswith(("mbarrier.", "barrier.", "call"))
+
+
+def branches_around(body: Body, instruction: Instruction) -> list[Instruction]:
+    """Branches around an instruction, the nearest first: those who skip it meet the others in front of them."""
+    here = next(number for number, each in enumerate(body) if each is instruction)
+    labels = {each.name for each in body[here:] if isinstance(each, Label)}
+    found = []
+    for each in reversed(body[:here]):
+        if isinstance(each, Label):
+            break
+        if each.guard is not None and each.opcode.split(".")[0] == "bra" and labels.intersection(symbols(each)):
+            found.append(each)
+    return found[:_AROUND]
 
 
 def meetings(race: RaceSite) -> list[Instruction]:

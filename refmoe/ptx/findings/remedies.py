@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from refmoe.ptx.findings.accesses import scope_at
-from refmoe.ptx.findings.barriers import barrier_edits, barriers
+from refmoe.ptx.findings.barriers import barrier_edits, barriers, branches_around
 from refmoe.ptx.findings.edits import PtxEdit
 from refmoe.ptx.findings.site import (
     EXIT,
@@ -33,11 +33,12 @@ from refmoe.ptx.findings.site import (
     RaceSite,
     Remedy,
     mixed,
+    symbols,
     where,
 )  # fmt: skip
 from refmoe.ptx.findings.waits import phase_waits, smaller_waits, waits
 from refmoe.ptx.text.memory_ops import memory_opcode
-from refmoe.ptx.text.syntax import Instruction, Label, Symbol
+from refmoe.ptx.text.syntax import Instruction, Label
 
 _WIDER = {"cta": 1, "cluster": 2, "gpu": 3, "sys": 4}
 
@@ -57,7 +58,7 @@ def remedies(race: RaceSite) -> Iterator[Remedy]:
     yield from _semantics_of_barriers(race)
     yield from _signals(race)
     yield from _later_releases(race)
-    yield from _meetings_before_arrivals(race)
+    yield from _meetings_before_signals(race)
     yield from barriers(race)
     yield from _sequential_fences(race)
     if not mixed(race):
@@ -152,17 +153,25 @@ def _coherent_loads(race: RaceSite) -> Iterator[Remedy]:
         yield from _non_coherent(race)
 
 
-def _meetings_before_arrivals(race: RaceSite) -> Iterator[Remedy]:
-    """A lane that arrives on an mbarrier for its warp: the others have to meet it first."""
+def _meetings_before_signals(race: RaceSite) -> Iterator[Remedy]:
+    """A lane that arrives on an mbarrier, or sets a flag, for its warp: the others have to meet it first."""
     if race.error.kind != "read-write" and race.relation == "warp":
         return
     arrivals = [each for each in race.instructions if re.match(r"mbarrier\.arrive(?!\.expect)", each.opcode)]
-    for each in arrivals[:SINGLE]:
-        yield Remedy(
-            f"__syncwarp() (bar.warp.sync 0xffffffff) before {where(each)}: one lane arrives for its warp",
-            (PtxEdit(each, "before", "bar.warp.sync 0xffffffff;"),),
-            "an order between the lanes of a warp and the one that arrives for them", SECTIONS["warp"],
-        )  # fmt: skip
+    flags = [each for each in race.instructions if race.relation == "block" and _is_strong_write(each)]
+    for signals, does in ((arrivals[:SINGLE], "arrives"), (flags[:PAIRED], "signals")):
+        for each in signals:
+            for place in (each, *branches_around(race.body, each)):
+                yield Remedy(
+                    f"__syncwarp() (bar.warp.sync 0xffffffff) before {where(place)}: one lane {does} for its warp",
+                    (PtxEdit(place, "before", "bar.warp.sync 0xffffffff;"),),
+                    f"an order between the lanes of a warp and the one that {does} for them", SECTIONS["warp"],
+                )  # fmt: skip
+
+
+def _is_strong_write(instruction: Instruction) -> bool:
+    parts = memory_opcode(instruction.opcode)
+    return parts is not None and parts.strong and parts.stem != "ld"
 
 
 def _semantics_of_barriers(race: RaceSite) -> Iterator[Remedy]:
@@ -203,9 +212,7 @@ def _later_releases(race: RaceSite) -> Iterator[Remedy]:
     else:
         return
     for each in ahead[-PLACES:]:
-        parts = memory_opcode(each.opcode)
-        strong = parts is not None and parts.strong and parts.stem != "ld"
-        if not strong and not re.match(r"mbarrier\.arrive", each.opcode):
+        if not _is_strong_write(each) and not re.match(r"mbarrier\.arrive", each.opcode):
             continue
         yield Remedy(
             f"{each.opcode} of {where(each)} behind {where(race.earlier)}",
@@ -311,17 +318,13 @@ def _is_polled(body: Body, load: Instruction) -> bool:
         if isinstance(each, Label):
             continue
         if each.opcode.split(".")[0] == "bra":
-            targets = [places[name] for name in _symbols(each) if name in places]
+            targets = [places[name] for name in symbols(each) if name in places]
             if any(target <= here for target in targets):
                 between = body[min(targets) : number]
                 return not any(isinstance(one, Instruction) and _stores(one) for one in between)
         elif memory_opcode(each.opcode) is not None:
             return False
     return False
-
-
-def _symbols(instruction: Instruction) -> list[str]:
-    return [operand.name for operand in instruction.operands if isinstance(operand, Symbol)]
 
 
 def _once(instructions: Sequence[Instruction]) -> list[Instruction]:

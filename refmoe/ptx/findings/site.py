@@ -10,7 +10,8 @@ from typing import Literal
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.findings.accesses import scope_at
 from refmoe.ptx.findings.edits import PtxEdit
-from refmoe.ptx.text.syntax import Instruction, Label
+from refmoe.ptx.text.memory_ops import memory_opcode
+from refmoe.ptx.text.syntax import Instruction, Label, Symbol
 
 Relation = Literal["thread", "warp", "block", "cluster", "grid"]
 Body = Sequence[Instruction | Label]
@@ -117,6 +118,8 @@ class RaceSite:
             return "the end of a bulk copy, which nobody waited for", "bulk-copies"
         if first.startswith("cp.async"):
             return "the end of an asynchronous copy, which nobody waited for", "asynchronous-copies"
+        if widths(self) is not None:
+            return "one width: strong accesses excuse each other if they are of the very same bytes", MIXED
         if relation in ("cluster", "grid", "block") and mixed(self):
             return "strength: a plain access races with every access of another thread, strong ones too", MIXED
         return MISSING[relation], SECTIONS[relation]
@@ -148,3 +151,15 @@ def where(instruction: Instruction) -> str:
 def mixed(race: RaceSite) -> bool:
     """Whether one of both accesses is strong."""
     return any(scope_at(each.opcode) is not None for each in (race.later, race.earlier) if each is not None)
+
+
+def symbols(instruction: Instruction) -> list[str]:
+    """The names among its operands: of a branch, where it goes."""
+    return [operand.name for operand in instruction.operands if isinstance(operand, Symbol)]
+
+
+def widths(race: RaceSite) -> tuple[int, int] | None:
+    """The bytes of the later access and of the earlier one if both are strong and they differ: that excuses neither."""
+    parts = [memory_opcode(each.opcode) for each in (race.later, race.earlier) if each is not None]
+    sizes = [each.size * each.count for each in parts if each is not None and each.strong]
+    return (sizes[0], sizes[1]) if len(sizes) == 2 and sizes[0] != sizes[1] else None

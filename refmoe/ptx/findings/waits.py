@@ -8,7 +8,10 @@ from itertools import product
 
 from refmoe.ptx.findings.barriers import barrier_edits
 from refmoe.ptx.findings.edits import PtxEdit
-from refmoe.ptx.findings.site import BULK, PAIRED, RaceSite, Remedy, where
+from refmoe.ptx.findings.site import BULK, PAIRED, PLACES, RaceSite, Remedy, where
+from refmoe.ptx.text.syntax import Immediate, Instruction, Operand, Register, Symbol
+
+_WAITED = re.compile(r"(cp\.async(\.bulk)?|wgmma)\.wait_")
 
 
 def waits(race: RaceSite) -> Iterator[Remedy]:
@@ -32,6 +35,7 @@ def waits(race: RaceSite) -> Iterator[Remedy]:
         commit, wait = "", "cp.async.wait_all;"
     else:
         return
+    yield from _behind_a_wait(race, section)
     after = PtxEdit(race.earlier, "after", commit + wait)
     for text in dict.fromkeys((wait, commit + wait)):
         words = text.rstrip(";").replace("; ", " and ")
@@ -49,6 +53,16 @@ def waits(race: RaceSite) -> Iterator[Remedy]:
             f"{words} after {where(race.earlier)}, by the thread that copies, and {place}", (after, *meeting), missing,
             section,
         )  # fmt: skip
+
+
+def _behind_a_wait(race: RaceSite, section: str) -> Iterator[Remedy]:
+    """Who copied has waited, and the other thread has no order behind that wait: a barrier alone gives it."""
+    waited = any(_WAITED.match(each.opcode) for each in race.instructions)
+    if race.relation == "thread" or not waited:
+        return
+    missing = "a barrier behind the wait of the thread that copied: it waited for itself alone"
+    for place, meeting, _ in barrier_edits(race):
+        yield Remedy(place, meeting, missing, section)
 
 
 def smaller_waits(race: RaceSite, missing: str, section: str) -> Iterator[Remedy]:
@@ -79,7 +93,7 @@ def phase_waits(race: RaceSite, missing: str, section: str) -> Iterator[Remedy]:
     # What comes from another block completes on a barrier that the block itself names in another way.
     named = [earlier] if race.relation in ("thread", "warp", "block") else []
     named += [each for each in race.instructions if each.opcode.startswith(("mbarrier.init", "mbarrier.arrive.expect"))]
-    barriers = dict.fromkeys(each.text.split("[")[-1].split("]")[0] for each in named if "]" in each.text)
+    barriers = dict.fromkeys(_barrier(race, each) for each in named if "]" in each.text)
     acquire = "" if race.relation in ("thread", "warp", "block") else ".acquire.cluster"
     for barrier, parity in product(list(barriers)[:PAIRED], (0, 1)):
         loop = (
@@ -90,3 +104,29 @@ def phase_waits(race: RaceSite, missing: str, section: str) -> Iterator[Remedy]:
             f"a wait for the phase of parity {parity} of [{barrier}] (mbarrier.try_wait) before {where(race.later)}",
             (PtxEdit(race.later, "before", loop),), missing, section,
         )  # fmt: skip
+
+
+def _barrier(race: RaceSite, instruction: Instruction) -> str:
+    """The address of the mbarrier that an instruction names last, as every thread can write it.
+
+    A register may have it in the branch of one thread alone, so that the variable is named in its place.
+    """
+    written = instruction.text.split("[")[-1].split("]")[0]
+    name, offset = written, 0
+    for _ in range(PLACES):
+        made = [each for each in race.instructions if each.operands and _is_register(each.operands[0], name)]
+        if len(made) != 1 or len(made[0].operands) < 2:
+            return written
+        stem, source = made[0].opcode.split(".")[0], made[0].operands[1]
+        if stem == "mov" and isinstance(source, Symbol):
+            offset += source.offset
+            return f"{source.name}+{offset}" if offset else source.name
+        added = made[0].operands[2:]
+        if stem != "add" or not isinstance(source, Register) or not isinstance(added[0], Immediate):
+            return written
+        name, offset = source.name, offset + added[0].value
+    return written
+
+
+def _is_register(operand: Operand, name: str) -> bool:
+    return isinstance(operand, Register) and operand.name == name
