@@ -482,6 +482,7 @@ class Strong:
             self.polls.fence(lanes, strength)
         if sequential:
             self._follow_fences(lanes, strength, alive)
+            clocks.settle_fences(lanes)
             clocks.last_fence[lanes] = clocks.now
         rows = clocks.rows(lanes)
         known = {row: clocks.seen[row].copy() for row in np.unique(rows).tolist()}
@@ -598,6 +599,7 @@ class Strong:
         own = clocks.last_fence[lane]
         if not fences:
             return None
+        clocks.mark_met_fences(clocks.seen, np.array([row]), np.array([lane >> 5]))
         if not own and not part.any():
             return beyond
         made = np.zeros(clocks.columns, np.int64)
