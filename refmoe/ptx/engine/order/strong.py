@@ -363,10 +363,10 @@ class Strong:
         """The writes of a location; those before a weak write, or of other bytes, count no more."""
         histories = self._order.histories
         held = histories.get(key)
-        if held is None or held.width != access.width or held.record != record:
-            first = RecordedWrite(
-                region.data[index : index + access.width].tobytes(), record, self._order.locations.get(key)
-            )
+        value = region.data[index : index + access.width].tobytes()
+        # Bytes of a vector that several wrote have no record of one write, which would tell that another has come.
+        if held is None or held.width != access.width or held.record != record or held.last.value != value:
+            first = RecordedWrite(value, record, self._order.locations.get(key))
             held = histories[key] = History(access.width, first)
             held.record = record
         return held
