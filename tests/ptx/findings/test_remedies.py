@@ -61,6 +61,26 @@ POLL:
 DONE:
     ret;
 """
+# One lane sets a flag for its warp, which another warp polls.
+FLAG = """
+    mov.u32 %r3, cell; mad.lo.u32 %r4, %r1, 4, %r3; setp.ne.u32 %p1, %r1, 0;
+    @!%p1 st.shared.u32 [cell+512], 0;
+    bar.sync 0;
+    setp.ge.u32 %p2, %r1, 32;
+    @%p2 bra POLL;
+    st.shared.u32 [%r4], %r1;
+    @%p1 bra DONE;
+    st.release.cta.shared.u32 [cell+512], 1;
+    bra DONE;
+POLL:
+    ld.acquire.cta.shared.u32 %r5, [cell+512];
+    setp.eq.u32 %p3, %r5, 0;
+    @%p3 bra POLL;
+    ld.shared.u32 %r6, [%r4+-128];
+    st.global.u32 [%d2], %r6;
+DONE:
+    ret;
+"""
 
 
 def found(source: str, grid: int = 1) -> Finding:
@@ -102,3 +122,10 @@ def test_strong_accesses_of_two_widths_lack_one_width() -> None:
     finding = found(text(WIDTHS), grid=2)
     assert finding.missing == "one width: strong accesses excuse each other if they are of the very same bytes"
     assert {"one access is of 4 bytes", "one access is of 8 bytes"}.intersection([finding.why.split(" and")[0]])
+
+
+def test_a_warp_meets_before_one_lane_signals_for_it() -> None:
+    finding = found(text(FLAG, CELLS))
+    branch = line_of(FLAG, "@%p1 bra DONE", module_scope=CELLS)
+    meeting = f"__syncwarp() (bar.warp.sync 0xffffffff) before line {branch}: one lane signals for its warp"
+    assert (finding.remedy, finding.clean, finding.same) == (meeting, True, True)
