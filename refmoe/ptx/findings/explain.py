@@ -22,7 +22,7 @@ from refmoe.ptx.findings.accesses import Accessed, kind_of
 from refmoe.ptx.findings.collective import consumers
 from refmoe.ptx.findings.edits import PtxEdit, Unplaced, apply
 from refmoe.ptx.findings.finding import Finding
-from refmoe.ptx.findings.remedies import RaceSite, Relation
+from refmoe.ptx.findings.site import RaceSite, Relation
 from refmoe.ptx.findings.trials import Agreed, Agreeing, Allowance, Ended, Outcome, Trials
 from refmoe.ptx.module import Module
 from refmoe.ptx.text.syntax import Function, Instruction

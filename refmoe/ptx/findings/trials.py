@@ -21,9 +21,9 @@ from refmoe.ptx.engine.lanes import OutOfTime
 from refmoe.ptx.errors import PtxError, RaceError
 from refmoe.ptx.findings.edits import Unplaced, apply
 from refmoe.ptx.findings.finding import Finding
-from refmoe.ptx.findings.remedies import RaceSite, Remedy, remedies
+from refmoe.ptx.findings.remedies import remedies
+from refmoe.ptx.findings.site import RaceSite, Remedy, widths
 from refmoe.ptx.module import Module
-from refmoe.ptx.text.memory_ops import memory_opcode
 
 # Changes that are tried for one race, each of which is compiled and run; and instructions that are compiled for that.
 _TRIALS, _COMPILED = 64, 40_000
@@ -197,14 +197,11 @@ class Trials:
 
     def _why(self, race: RaceSite) -> str:
         """Why no change is known."""
-        strong = [memory_opcode(each.opcode) for each in (race.later, race.earlier) if each is not None]
-        if len(strong) == 2 and all(each is not None and each.strong for each in strong):
-            widths = [each.size * each.count for each in strong if each is not None]
-            if widths[0] != widths[1]:
-                return (
-                    f"one access is of {widths[0]} bytes and the other of {widths[1]}: strong accesses excuse each "
-                    "other if they are of the very same bytes, so give them one width, or an order"
-                )
+        if (differ := widths(race)) is not None:
+            return (
+                f"one access is of {differ[0]} bytes and the other of {differ[1]}: strong accesses excuse each "
+                "other if they are of the very same bytes, so give them one width, or an order"
+            )
         if self._loose is not None:
             return (
                 f"with {self._loose.words} the two may come in any order, and the result depends on the schedule; "

@@ -192,8 +192,29 @@ class Clocks:
         self.used = self.columns
         table[rows, self.column_of(lanes)] = step
         if self.sequential:
+            self.mark_met_fences(table, rows, lanes >> 5)
             column = self.fence + lanes % (LANES * self.warps)
             np.maximum.at(table, (rows, column), self.last_fence[lanes])
+
+    def mark_met_fences(self, table: Array, rows: Array, warps: Array) -> None:
+        """The last fences of lanes of `warps` [n] that the same of `rows` [n] of `table` knows come before it.
+
+        At a `bar.warp.sync` of a whole warp native code says that the warp is known, and nothing of its fences.
+        """
+        lanes = warps[:, None] * LANES + np.arange(LANES)
+        within = lanes % (LANES * self.warps)
+        known = np.maximum(table[rows[:, None], self.lane + within], table[rows, warps % self.warps][:, None])
+        last = self.last_fence[lanes]
+        np.maximum.at(table, (rows[:, None], self.fence + within), np.where(last <= known, last, 0))
+
+    def settle_fences(self, lanes: Array) -> None:
+        """`lanes` are about to execute a fence: the one before it is marked wherever their warps know of it."""
+        if not self.last_fence[lanes].any():
+            return
+        self.used = self.columns
+        for warp in np.unique(lanes >> 5).tolist():
+            rows = np.array([warp, *self._lanes_apart(warp)])
+            self.mark_met_fences(self.seen, rows, np.full(len(rows), warp))
 
     def knowledge_of(self, lane: int) -> Knowledge:
         """What a lane would pass on now."""

@@ -363,10 +363,10 @@ class Strong:
         """The writes of a location; those before a weak write, or of other bytes, count no more."""
         histories = self._order.histories
         held = histories.get(key)
-        if held is None or held.width != access.width or held.record != record:
-            first = RecordedWrite(
-                region.data[index : index + access.width].tobytes(), record, self._order.locations.get(key)
-            )
+        value = region.data[index : index + access.width].tobytes()
+        # Bytes of a vector that several wrote have no record of one write, which would tell that another has come.
+        if held is None or held.width != access.width or held.record != record or held.last.value != value:
+            first = RecordedWrite(value, record, self._order.locations.get(key))
             held = histories[key] = History(access.width, first)
             held.record = record
         return held
@@ -482,6 +482,7 @@ class Strong:
             self.polls.fence(lanes, strength)
         if sequential:
             self._follow_fences(lanes, strength, alive)
+            clocks.settle_fences(lanes)
             clocks.last_fence[lanes] = clocks.now
         rows = clocks.rows(lanes)
         known = {row: clocks.seen[row].copy() for row in np.unique(rows).tolist()}
@@ -598,6 +599,7 @@ class Strong:
         own = clocks.last_fence[lane]
         if not fences:
             return None
+        clocks.mark_met_fences(clocks.seen, np.array([row]), np.array([lane >> 5]))
         if not own and not part.any():
             return beyond
         made = np.zeros(clocks.columns, np.int64)

@@ -1,0 +1,131 @@
+"""Where a change is looked for: at a branch around an access, behind a wait that is there, at a barrier by its name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.findings.plain import CELLS, ROWS
+from support.ptx_kernel import line_of, text
+
+from refmoe import ptx
+from refmoe.ptx.findings.finding import Finding
+
+# The sum of a block: the first lanes of two warps write once more what all have read.
+TWICE = """
+    mov.u32 %r3, cell; shr.u32 %r4, %r1, 5; mad.lo.u32 %r4, %r4, 4, %r3;
+    and.b32 %r5, %r1, 31; setp.ne.u32 %p1, %r5, 0;
+    @%p1 bra WRITTEN;
+    st.shared.u32 [%r4], %r1;
+WRITTEN:
+    bar.sync 0;
+    ld.shared.u32 %r6, [cell];
+    ld.shared.u32 %r7, [cell+4];
+    setp.ne.u32 %p2, %r5, 0;
+    @%p2 bra AGAIN;
+    st.shared.u32 [%r4], %r6;
+AGAIN:
+    add.u32 %r6, %r6, %r7;
+    st.global.u32 [%d2], %r6;
+    ret;
+"""
+# One thread has the address of the barrier in a register; all others have nothing there.
+LOAD = """
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra STARTED;
+    mov.u32 %r3, barriers; add.s32 %r4, %r3, 8; mov.u32 %r5, cell;
+    mbarrier.init.shared::cta.b64 [%r4], 1;
+    fence.proxy.async.shared::cta;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r4], 256;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r5], [%d1], 256, [%r4];
+STARTED:
+    bar.sync 0;
+    mul.wide.u32 %d3, %r1, 4; add.u64 %d3, %d3, %d1;
+    st.global.u32 [%d3], %r1;
+    WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [barriers+8], 0;
+    @!%p2 bra WAIT;
+    ret;
+"""
+BARRIERS = CELLS + ".shared .align 8 .b64 barriers[2];"
+# Half of a word that is written as a whole is polled.
+WIDTHS = """
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra DONE;
+    setp.ne.u32 %p2, %r60, 0;
+    @%p2 bra POLL;
+    mov.u64 %d3, 0x100000007; st.relaxed.gpu.global.u64 [%d1], %d3;
+    bra DONE;
+POLL:
+    ld.relaxed.gpu.global.u32 %r3, [%d1+4];
+    setp.eq.u32 %p3, %r3, 0;
+    @%p3 bra POLL;
+DONE:
+    ret;
+"""
+# One lane sets a flag for its warp, which another warp polls.
+FLAG = """
+    mov.u32 %r3, cell; mad.lo.u32 %r4, %r1, 4, %r3; setp.ne.u32 %p1, %r1, 0;
+    @!%p1 st.shared.u32 [cell+512], 0;
+    bar.sync 0;
+    setp.ge.u32 %p2, %r1, 32;
+    @%p2 bra POLL;
+    st.shared.u32 [%r4], %r1;
+    @%p1 bra DONE;
+    st.release.cta.shared.u32 [cell+512], 1;
+    bra DONE;
+POLL:
+    ld.acquire.cta.shared.u32 %r5, [cell+512];
+    setp.eq.u32 %p3, %r5, 0;
+    @%p3 bra POLL;
+    ld.shared.u32 %r6, [%r4+-128];
+    st.global.u32 [%d2], %r6;
+DONE:
+    ret;
+"""
+
+
+def found(source: str, grid: int = 1) -> Finding:
+    out, data = np.zeros(256, np.uint32), np.zeros(256, np.uint32)
+    with pytest.raises(ptx.RaceError) as caught:
+        ptx.launch(ptx.Module.parse(source), "k", (grid, 1, 1), (64, 1, 1), [out, data, 0])
+    finding = caught.value.finding
+    assert finding is not None
+    return finding
+
+
+def test_a_barrier_stands_before_the_branch_around_the_access() -> None:
+    finding = found(text(TWICE, CELLS))
+    branch = line_of(TWICE, "@%p2 bra AGAIN", module_scope=CELLS)
+    assert finding.remedy == f"__syncthreads() (bar.sync 0) before line {branch}"
+    assert finding.clean
+    assert finding.same
+
+
+def test_a_wait_that_is_there_lacks_a_barrier_alone() -> None:
+    (row,) = [row for row in ROWS if row.name == "copies of others"]
+    with pytest.raises(ptx.RaceError) as caught:
+        row.launch(row.text)
+    finding = caught.value.finding
+    assert finding is not None
+    assert finding.missing == "a barrier behind the wait of the thread that copied: it waited for itself alone"
+    assert "bar.warp.sync" in finding.remedy
+    assert "cp.async.wait" not in finding.remedy
+
+
+def test_a_barrier_in_memory_is_called_by_its_variable() -> None:
+    finding = found(text(LOAD, BARRIERS))
+    store = line_of(LOAD, "st.global.u32 [%d3]", module_scope=BARRIERS)
+    expected = f"a wait for the phase of parity 0 of [barriers+8] (mbarrier.try_wait) before line {store}"
+    assert (finding.remedy, finding.clean) == (expected, True)
+
+
+def test_strong_accesses_of_two_widths_lack_one_width() -> None:
+    finding = found(text(WIDTHS), grid=2)
+    assert finding.missing == "one width: strong accesses excuse each other if they are of the very same bytes"
+    assert {"one access is of 4 bytes", "one access is of 8 bytes"}.intersection([finding.why.split(" and")[0]])
+
+
+def test_a_warp_meets_before_one_lane_signals_for_it() -> None:
+    finding = found(text(FLAG, CELLS))
+    branch = line_of(FLAG, "@%p1 bra DONE", module_scope=CELLS)
+    meeting = f"__syncwarp() (bar.warp.sync 0xffffffff) before line {branch}: one lane signals for its warp"
+    assert (finding.remedy, finding.clean, finding.same) == (meeting, True, True)
