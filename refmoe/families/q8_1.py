@@ -137,6 +137,9 @@ _KINDS: tuple[tuple[float | None, float | None, float | None], ...] = (
     (-0.0, 0.0, None),
     (0.0, np.nan, 0.0),
 )
+#: Neighbours that a lane of the kernel holds. If all are NaN, the lane has no number of its own for the maximum. So begins
+#: every other block of the third kind, whose first lane stores the scale.
+_LANE = 4
 
 
 def _specials(draw: Draw, dtype: str, blocks: int) -> Values:
@@ -151,6 +154,7 @@ def _specials(draw: Draw, dtype: str, blocks: int) -> Values:
             values[block] = base
         for lane, value in ((first[block], one), (second[block], other)):
             values[block, lane] = ordinary[lane] if value is None else value
+    values[2 :: 2 * len(_KINDS), :_LANE] = np.nan
     return _typed(values, dtype)
 
 
