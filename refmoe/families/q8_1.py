@@ -137,8 +137,8 @@ _KINDS: tuple[tuple[float | None, float | None, float | None], ...] = (
     (-0.0, 0.0, None),
     (0.0, np.nan, 0.0),
 )
-#: Neighbours that a lane of the kernel holds. If all are NaN, the lane has no number of its own for the maximum. So begins
-#: every other block of the third kind, whose first lane stores the scale.
+#: Neighbours that a lane of the kernel holds. If all are NaN, the lane has no number of its own for the maximum. So
+#: begins every other block of the third kind, since a block's first lane stores the scale.
 _LANE = 4
 
 
