@@ -514,7 +514,9 @@ def _default() -> Iterator[Case]:
     yield _route("gaussian", 1100, 20, 32, first_expert=20, ranks=2)
     # The first of several ranks, which begins where a whole layer does.
     yield _route("gaussian", 700, 8, 4, ranks=4)
-    yield _route("ties", 24, 8, 3, dtype="bf16", ranks=2)
+    # One expert here, whose CTA has fewer threads than there are rows without an expert.
+    yield _route("ties", 40, 1, 4, dtype="bf16", ranks=8)
+    yield _route("gaussian", 33, 1, 4, first_expert=3, ranks=8)
     yield _route("ties", 300, 600, 3)
     # Each entry has machine code of its own: each meets every fill, with more choices than are unrolled.
     for fill, dtype, m, experts in product(_LOGITS, ("f32", "bf16"), (_FEW, _MANY), (250, 1000)):
