@@ -84,7 +84,7 @@ def _fingerprint_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any],
 def _special_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """One special in four blocks of five, NaN or Inf of either sign, as a gate or as an up.
 
-    A row alone begins each block with half of it NaN: a lane of the kernel that has no number of its own for the maximum.
+    A row alone begins each block with half of it NaN: a lane of the kernel that has no number of its own.
     """
     gates, ups = _gaussian_gates(draw, rows, width)
     blocks = np.arange(rows * width // MX_BLOCK)
