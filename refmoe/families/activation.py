@@ -82,13 +82,18 @@ def _fingerprint_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any],
 
 
 def _special_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """One special in four blocks of five, NaN or Inf of either sign, as a gate or as an up."""
+    """One special in four blocks of five, NaN or Inf of either sign, as a gate or as an up.
+
+    A row alone begins each block with half of it NaN: a lane of the kernel that has no number of its own.
+    """
     gates, ups = _gaussian_gates(draw, rows, width)
     blocks = np.arange(rows * width // MX_BLOCK)
     places = blocks * MX_BLOCK + draw.integers(MX_BLOCK, blocks.shape)
     for kind, special in enumerate((np.nan, -np.nan, np.inf, -np.inf)):
         for side, values in enumerate((gates, ups)):
             values.reshape(-1)[places[blocks % 10 == 2 * kind + side]] = special
+    if rows == 1:
+        gates.reshape(-1, MX_BLOCK)[:, : MX_BLOCK // 2] = np.nan
     return gates, ups
 
 
@@ -506,6 +511,8 @@ def _default() -> Iterator[Case]:
     # The fast way to a sigmoid is chosen for several results at once, and its last gate is 64.
     for variant, (mode, edge) in product(VARIANT.words, COMPILED_POLICIES):
         yield _case(LONELY, 9, 416, 3, variant=variant, mode=mode, edge=edge, poison=0x7F)
+    for variant, mode in zip(VARIANT.words, ("floor", "rceil"), strict=True):
+        yield _case("specials", 1, 320, 1, variant=variant, mode=mode, edge="flashinfer")
     # Rows that are NaN as a whole, too.
     for mode, edge in COMPILED_POLICIES:
         policy = {"mode": mode, "edge": edge, "layout": "128x4" if mode == "rceil" else "8x4"}

@@ -463,9 +463,9 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", 6, 64, 8, 2, routing="unset")
     yield _case("fingerprint", 48, 32, 384, 8, routing="all-one-token")
     yield _case("gaussian", 0, 2880, 8, 2)
-    for output in OUTPUT.words:  # the fill's default
+    for output in OUTPUT.words:  # the fill's default; the first of two ranks
         fill = _FILL_OF.get(output, "fingerprint")
-        yield _case(fill, 9, 64, 4, 2, output=output, poison=0, first_expert=4, ranks=2)
+        yield _case(fill, 9, 64, 4, 2, output=output, poison=0, ranks=2)
     for input_sf in INPUT_SF.words:
         for fill in ("bytes", "real", "specials"):
             yield _case(fill, 130, 416, 16, 3, dtype="mxfp8", input_sf=input_sf, poison=0x7F)
@@ -483,6 +483,8 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", m, 64, 3, 1, rows_before=FAR_ROWS, layout=layout)
     for input_sf in INPUT_SF.words:
         yield _case("bytes", 5, 64, 3, 1, dtype="mxfp8", input_sf=input_sf, rows_before=FAR_ROWS, layout="8x4")
+    for layout in LAYOUT.words:  # linear scales past 2^31, four a row
+        yield _case("bytes", 5, 128, 3, 1, dtype="mxfp8", rows_before=FAR_ROWS, layout=layout)
     yield from _default_as()
     yield from _every_entry()
 

@@ -365,8 +365,9 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 65_600, 32, 4, 1, bias="distinct", routing="same-experts")
     yield _case("gaussian", 2, 8224, 4, 3, dtype="f32")  # a row wider than two rounds of a CTA
     yield _case("cancelling", 3, 96, 40, 32)  # as many ranks as there may be
-    for dtype in _DTYPES:  # the last of four ranks, of which a token chooses more experts than each has
-        yield _case("gaussian", 7, 96, 3, 5, dtype=dtype, bias="distinct", first_expert=9, ranks=4)
+    # The last and the first of four ranks, of which a token chooses more experts than each has.
+    for dtype, first_expert in zip(_DTYPES, (9, 0), strict=True):
+        yield _case("gaussian", 7, 96, 3, 5, dtype=dtype, bias="distinct", first_expert=first_expert, ranks=4)
     # As many experts as Kimi K2 has, more than a byte counts; more slices than CTAs that would be resident.
     yield _case("gaussian", 48, 32, 384, 8, bias="distinct", routing="all-one-token")
     yield _case("gaussian", 9, 2880, 8, 2, bias="distinct", multiprocessors=1)

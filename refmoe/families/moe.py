@@ -544,9 +544,10 @@ def _default() -> Iterator[Case]:
     yield _case(SMALL, 3, 64, 32, 3, 1, "separate", bias="none")
     yield _case("gaussian", 5, 64, 96, 3, 2, "ready", mode="floor")
     yield _case("gaussian", 6, 96, 64, 4, 4, "fused", first_expert=4, ranks=3)  # a rank in the middle
-    # The last of three ranks: its first expert is not the number of its experts, of which a token chooses more.
-    for path in _PATHS:
-        yield _case("gaussian", 5, 96, 64, 3, 4, path, first_expert=6, ranks=3)
+    # The last of three ranks: its first expert is not the number of its experts, of which a token chooses more. And the
+    # first, which begins where a whole layer does.
+    for path, first_expert in zip(_PATHS, (6, 0, 6), strict=True):
+        yield _case("gaussian", 5, 96, 64, 3, 4, path, first_expert=first_expert, ranks=3)
     yield _case("gaussian", 3, 96, 64, 4, 2, "fused", first_expert=4, ranks=2, routing="elsewhere")
     yield _case("gaussian", 4, 160, 96, 3, 2, "fused", mode="floor", edge="flashinfer", variant="silu")
     for m in (16, 40, 130):

@@ -137,10 +137,15 @@ _KINDS: tuple[tuple[float | None, float | None, float | None], ...] = (
     (-0.0, 0.0, None),
     (0.0, np.nan, 0.0),
 )
+#: Neighbours that a lane of the kernel holds. If all are NaN, the lane has no number of its own for the maximum.
+_LANE = 4
 
 
 def _specials(draw: Draw, dtype: str, blocks: int) -> Values:
-    """Zeros, NaN and Inf of both signs, alone, together and among ordinary values: 12 kinds of block."""
+    """Zeros, NaN and Inf of both signs, alone, together and among ordinary values: 12 kinds of block.
+
+    If there is but one of each kind, it begins with a lane of NaN: this lane stores the block's scale.
+    """
     values = draw.normal((blocks, _BLOCK))
     first = draw.integers(_BLOCK, (blocks,))
     second = (first + 1 + draw.integers(_BLOCK - 1, (blocks,))) % _BLOCK
@@ -151,6 +156,8 @@ def _specials(draw: Draw, dtype: str, blocks: int) -> Values:
             values[block] = base
         for lane, value in ((first[block], one), (second[block], other)):
             values[block, lane] = ordinary[lane] if value is None else value
+    if blocks <= len(_KINDS):
+        values[:, :_LANE] = np.nan
     return _typed(values, dtype)
 
 
@@ -327,6 +334,9 @@ def _default() -> Iterator[Case]:
                 yield _case(fill, 32, 736, dtype=dtype, variant=variant, poison=0x7F)
     for m in (1, 2, 8):
         yield _case("real", m, 2880)
+    for variant in VARIANTS:
+        for dtype in DTYPES:
+            yield _case("specials", 1, 384, dtype=dtype, variant=variant)  # a block of each kind
     yield _case("gaussian", _LOOPING_ROWS, 32)
     for dtype in DTYPES:  # as many elements as the host code takes, a little below 2^31
         yield _case("gaussian", 3, 64, dtype=dtype, rows_before=_FAR_ROWS)

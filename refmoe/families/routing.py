@@ -454,7 +454,7 @@ def _quick() -> Iterator[Case]:
     yield _route("given", 70, 16, 3, dtype="ids", routing="same-experts")
     yield _route("given", 9, 4, 3, dtype="ids", first_expert=4, ranks=3)
     yield _route("given", 9, 4, 2, dtype="ids", routing="elsewhere", first_expert=4, ranks=2)
-    yield _route("given", 16, 9, 4, dtype="ids", first_expert=9, ranks=3)  # as many choices as one CTA sorts
+    yield _route("given", 16, 9, 4, dtype="ids", ranks=3)  # as many choices as one CTA sorts, on the first rank
     yield _route("given", 13, 16, 5, dtype="ids")  # one more
 
 
@@ -466,7 +466,7 @@ def _default() -> Iterator[Case]:
             yield _route("gaussian", m, e, t, bias="distinct")
             if m > 2:  # fewer tokens may all have the same weights
                 yield _route("ties", m, e, t, dtype="bf16")
-        yield _route("gaussian", 9, e // 4, t, first_expert=e // 4, ranks=4)
+        yield _route("gaussian", 9, e // 4, t, ranks=4)  # the first of four ranks
     for fill, dtype, m in product(_LOGITS, ("f32", "bf16"), (_FEW, 100)):
         yield _route(fill, m, 72, 6, dtype=dtype, bias="distinct" if fill != "signed-zeros" else "none")
     for number, (e, t) in enumerate((*_ROUTERS, (99, 5))):
@@ -504,7 +504,7 @@ def _default() -> Iterator[Case]:
     yield _route("given", 5, 600, 3, dtype="ids")  # more experts than a CTA that sorts few has threads
     yield _route("given", 1100, 8, 4, dtype="ids")  # more tokens than a CTA has threads
     yield _route("given", 8225, 5, 4, dtype="ids")  # more than the registers of a CTA hold, by 33
-    yield _route("given", 1500, 8, 5, dtype="ids", first_expert=8, ranks=4)
+    yield _route("given", 1500, 8, 5, dtype="ids", ranks=4)  # the first of four ranks
     yield _route("given", 32, 128, 4, dtype="ids", routing="all-one-token")
     yield _route("same", 1100, 12, 4)
     for m in (23, 24, 25, 255, 256, 257):  # the choices of a load, of a warp's step, and one less and more
@@ -512,7 +512,11 @@ def _default() -> Iterator[Case]:
     # More choices than the registers of a CTA hold, of which all or half belong to this rank.
     yield _route("gaussian", 1100, 40, 32)
     yield _route("gaussian", 1100, 20, 32, first_expert=20, ranks=2)
-    yield _route("gaussian", 700, 8, 4, first_expert=8, ranks=4)
+    # The first of several ranks, which begins where a whole layer does.
+    yield _route("gaussian", 700, 8, 4, ranks=4)
+    # One expert here, whose CTA has fewer threads than there are rows without an expert.
+    yield _route("ties", 40, 1, 4, dtype="bf16", ranks=8)
+    yield _route("gaussian", 33, 1, 4, first_expert=3, ranks=8)
     yield _route("ties", 300, 600, 3)
     # Each entry has machine code of its own: each meets every fill, with more choices than are unrolled.
     for fill, dtype, m, experts in product(_LOGITS, ("f32", "bf16"), (_FEW, _MANY), (250, 1000)):

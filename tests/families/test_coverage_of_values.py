@@ -410,6 +410,26 @@ def test_an_index_past_2_to_the_31(name: str) -> None:
     assert any(FAR[name](case) >= 1 << 31 for case in default_level(name))
 
 
+#: Families whose kernels are told the id of this rank's first expert.
+_RANKED = [
+    name for name, family in FAMILIES.items() if family.contract and "first_expert" in family.contract.settings.values()
+]
+
+
+@pytest.mark.parametrize("name", _RANKED)
+def test_the_first_of_several_ranks_and_another(name: str) -> None:
+    first = {case.first_expert == 0 for case in default_level(name) if int(case.get("ranks", 1)) > 1}
+    assert first == {True, False}, "the first of several ranks begins where a whole layer does"
+
+
+def test_the_first_of_several_ranks_takes_every_way_to_maps() -> None:
+    """A CTA alone and a CTA an expert, of choices that are made and of given ones."""
+    first = [case for case in default_level("routing") if case.ranks > 1 and case.first_expert == 0]
+    made = {case.shape.m > 16 for case in first if case.dtype != "ids"}
+    given = {case.shape.m * case.shape.t > 64 for case in first if case.dtype == "ids"}
+    assert made == given == {True, False}
+
+
 @pytest.mark.parametrize("name", ["mxfp8_quantize", "nvfp4_quantize", "expand", "sm12x_gemm", "dp4a_gemv"])
 def test_the_k_of_models(name: str) -> None:
     assert {2880, 7168} <= {case.shape.k for case in default_level(name)}

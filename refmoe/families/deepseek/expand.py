@@ -156,7 +156,7 @@ def _default() -> Iterator[Case]:
         # So few tiles of ordinary numbers have one power of two for a scale.
         if (policy == "exact" or fill not in _BELOW_FLOOR) and (fill, scales) != ("gaussian", "ue8m0"):
             yield _case(fill, 9, 384, 6, 2, dtype=dtype, policy=policy, scales=scales)
-    yield _case("gaussian", 5, 128, 3, 2, first_expert=3, ranks=2, poison=0)  # the fill's default
+    yield _case("gaussian", 5, 128, 3, 2, ranks=2, poison=0)  # the fill's default; the first of two ranks
 
 
 def _full() -> Iterator[Case]:

@@ -165,7 +165,7 @@ def _quick() -> Iterator[Case]:
         )
     yield _case("gaussian", 3, 32, 4, 1)  # a row of four threads
     yield _case("cancelling", 6, 160, 16, 11)  # ranks in three rounds, the last one short
-    yield _case("gaussian", 9, 416, 4, 3, first_expert=4, ranks=3)
+    yield _case("gaussian", 9, 416, 4, 3, ranks=3)  # the first of three ranks
     yield _case("specials", 7, 416, 4, 2, routing="elsewhere", first_expert=4, ranks=2)  # the shared expert alone
     yield _case("gaussian", 9, 416, 12, 2, routing="empty-experts", shared="none", scale="2.5", poison=0x7F)
 

@@ -483,7 +483,7 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 6, 128, 128, 4, 4, first_expert=4, ranks=4, groups=8, top_groups=4)  # a rank in the middle
     yield _case("gaussian", 3, 128, 256, 8, 2, shared="one")
     yield _case("gaussian", 2, 128, 128, 8, 2, router="bf16")
-    yield _case("gaussian", 3, 128, 128, 4, 2, router="bf16", rule="trtllm", first_expert=4, ranks=2)
+    yield _case("gaussian", 3, 128, 128, 4, 2, router="bf16", rule="trtllm", ranks=2)  # the first of two ranks
     yield _case("gaussian", 6, 128, 128, 4, 4, first_expert=8, ranks=4, groups=8, top_groups=4, shared="none")
     yield _case("gaussian", 3, 128, 128, 4, 2, router="given", routing="elsewhere", first_expert=4, ranks=2)
     for m in (16, 40, 130):

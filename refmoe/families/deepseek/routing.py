@@ -449,7 +449,7 @@ def _default() -> Iterator[Case]:
     for router, m in product(_ROUTERS[1:], (1, 9)):
         yield _case("gaussian", m, *router, rule="trtllm" if m == 1 else "deepseek")
         yield _case("close", m + 2, *router)
-    yield _case("gaussian", 9, 64, 8, 8, 4, first_expert=128, ranks=4)  # DeepSeek-V3 on four ranks
+    yield _case("gaussian", 9, 64, 8, 8, 4, ranks=4)  # DeepSeek-V3 on four ranks, the first
     yield _case("groups", 6, 512, 10, 16, 5, scale="third")
     yield _case("groups", 9, 512, 6, 4, 2)  # two groups of four, each with four experts a lane
     for router, dtype in product((*_ROUTERS, (99, 5, 3, 2)), ("f32", "bf16")):
