@@ -98,7 +98,8 @@ def test_documented_rooms_need_no_import_of_their_own() -> None:
     root = Path(__file__).parent.parent
     for page in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
         shown += re.findall(r"(?<![\w/.])refmoe\.((?:ptx|cuda|models|drift|reference)\.[\w.]+)\(", page.read_text())
-    # A child for each name knows of refmoe what its parent does: nothing but `import refmoe`.
+    # A child for each name knows of refmoe what its parent does: nothing but `import refmoe`. What does not belong to
+    # refmoe is imported once.
     code = (
         "import operator, os, sys, ml_dtypes, llvmlite.binding, refmoe\n"
         "for name in sys.argv[1:]:\n"

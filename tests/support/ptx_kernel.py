@@ -71,7 +71,7 @@ def run(
 
 @cache
 def cuda_ptx(source: str, folder: Path, arch: str) -> str:
-    """What the real compiler makes of CUDA C++, with the kernels' own flags; kept with them, so that it is made once."""
+    """What the real compiler makes of CUDA C++, with the flags of the kernels, and kept where they are."""
     try:
         find_toolchain()
     except ToolchainError as error:
