@@ -280,10 +280,11 @@ class Steps:
 
     def _choose(self, ready: list[_Step]) -> _Step:
         choose = getattr(self._choices, "next", None)
-        if choose is None:
-            return ready[self._choices.below(len(ready))]
-        chosen = choose([step.move for step in ready])
-        return next(step for step in ready if step.move is chosen)
+        if choose is not None:
+            chosen = choose([step.move for step in ready])
+            return next(step for step in ready if step.move is chosen)
+        number: int = self._choices.below(len(ready))
+        return ready[number]
 
     def _speaking(self, place: int) -> Instruction | None:
         return next((each for each in self._code.program.blocks[place].instructions if communicates(each)), None)
