@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer.testing
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 from support import quick_fractions
 
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
@@ -68,6 +69,17 @@ def commands_built_once() -> None:
     build = getattr(typer.testing, "_get_command", None)
     if build is not None:
         typer.testing._get_command = cache(build)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def examples_depend_on_no_import() -> None:
+    """Hypothesis also tries constants that it finds in every module of the package that is imported by then.
+
+    What a test is given would depend on those that ran before it; and each process reads 400 files to find them.
+    """
+    none = getattr(providers, "_local_constants", None)
+    if none is not None:
+        providers._get_local_constants = lambda: none
 
 
 @pytest.fixture(autouse=True)

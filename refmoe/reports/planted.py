@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
 from refmoe.cuda.toolchain import CSRC, with_includes
 from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
+from refmoe.families.family import Case
 from refmoe.museum import exhibits
 from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.consistency import Catalog
@@ -37,6 +38,8 @@ def fault_contradictions(report: Report, catalog: Catalog) -> Iterator[GateRefus
             yield GateRefusal("fault.tolerance", "it weighs no planted fault, and lists tolerances")
         return
     known = known_faults({case.family for case in report.cases})
+    # A case catches dozens of faults.
+    parse = cache(catalog.parse_case)
     yield from first_and_count("fault.list", _listing(report.mutants, known))
     by_id = {case.id: case for case in report.cases}
     finds = {"fault.caught": _caught, "fault.check": _check, "fault.tolerance": _tolerance}
@@ -46,10 +49,10 @@ def fault_contradictions(report: Report, catalog: Catalog) -> Iterator[GateRefus
     wrong = (
         (f"the planted fault {each.name}", text)
         for each in report.mutants
-        for text in _case(each, known.get(each.name), by_id, catalog)
+        for text in _case(each, known.get(each.name), by_id, parse)
     )
     yield from first_and_count("fault.case", wrong)
-    wrong = ((f"the planted fault {each.name}", text) for each in report.mutants for text in _finding(each, catalog))
+    wrong = ((f"the planted fault {each.name}", text) for each in report.mutants for text in _finding(each, parse))
     yield from first_and_count("fault.finding", wrong)
     stated = [(rule.name, rule.source, rule.rule) for rule in report.tolerances]
     if stated != [(rule.name, rule.source, rule.rule) for rule in TOLERANCES]:
@@ -97,12 +100,12 @@ def _caught(mutant: MutantRecord, report: Report) -> Iterator[str]:
 
 
 def _case(
-    mutant: MutantRecord, fault: Fault | None, by_id: Mapping[str, CaseRecord], catalog: Catalog
+    mutant: MutantRecord, fault: Fault | None, by_id: Mapping[str, CaseRecord], parse: Callable[[str], Case]
 ) -> Iterator[str]:
     if mutant.case is None:
         return
     try:
-        case = catalog.parse_case(mutant.case)
+        case = parse(mutant.case)
     except ArgumentError as error:
         yield f"is caught by {mutant.case!r}, which is no case: {error}"
         return
@@ -153,12 +156,12 @@ _VALUES = re.compile(r"kernel (?P<kernel>0x[0-9A-F]+|-?\d+) .*?reference (?P<ref
 _ELEMENT = (0.5, 1, 2, 4, 8)
 
 
-def _finding(mutant: MutantRecord, catalog: Catalog) -> Iterator[str]:
+def _finding(mutant: MutantRecord, parse: Callable[[str], Case]) -> Iterator[str]:
     """A finding of bytes that the case does not have."""
     if mutant.verdict not in (Verdict.MISMATCH, Verdict.OUT_OF_BOUND) or not mutant.case or not mutant.finding:
         return
     try:
-        case = catalog.parse_case(mutant.case)
+        case = parse(mutant.case)
     except ArgumentError:
         return  # said already
     extents = case.family.extents(case)

@@ -341,19 +341,22 @@ def load_patches(folder: Path = MUTANTS) -> list[Patch]:
     Raises:
         PatchError: a malformed patch, or one without its header lines.
     """
-    return [_load(path) for path in sorted(folder.rglob("*.patch"), key=lambda path: path.name)]
+    paths = sorted(folder.rglob("*.patch"), key=lambda path: path.name)
+    return [_patch(path.name, path.read_text(encoding="utf-8")) for path in paths]
 
 
-def _load(path: Path) -> Patch:
+@functools.cache
+def _patch(file: str, text: str) -> Patch:
+    """A patch by what stands in its file: the gate asks for all of them with each report."""
     try:
-        header, patches = parse_patch(path.read_text(encoding="utf-8"))
+        header, patches = parse_patch(text)
     except PatchError as error:
-        raise PatchError(f"{path.name}: {error}") from error
+        raise PatchError(f"{file}: {error}") from error
     fields = dict(line.split(": ", 1) for line in header.splitlines() if ": " in line)
     if not {"Fault", "Class"} <= fields.keys():
-        raise PatchError(f"{path.name}: needs the lines 'Fault: ...' and 'Class: ...' in front of the diff")
+        raise PatchError(f"{file}: needs the lines 'Fault: ...' and 'Class: ...' in front of the diff")
     named = fields["Fault"], fields["Class"], fields.get("Case", "")
-    return Patch(path.stem, *named, tuple(patches))
+    return Patch(file.removesuffix(".patch"), *named, tuple(patches))
 
 
 def patched_sources(patch: Patch, folder: Path) -> Path:

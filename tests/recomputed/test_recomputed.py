@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 import typer
 from support.damages.parity import top_key
 from support.damages.recomputed import DAMAGES, mutation, small_cases, swept
-from support.damages.sound import Document, committed, sealed
+from support.damages.sound import Document, committed, copied, sealed
 from typer.testing import CliRunner
 
 from refmoe import catalog
@@ -34,24 +34,25 @@ def checks(found: list[GateRefusal]) -> set[str]:
     return {refusal.check for refusal in found}
 
 
-FREE_OF_RACES = litmus.free_of_races
+JUDGED = litmus.judged
 
 
 @cache
-def sources(count: int, seed: int) -> list[Iterator[tuple[Program, ModelVerdict]]]:
-    return [FREE_OF_RACES(count, seed)]
+def sources(seed: int) -> list[Iterator[tuple[Program, ModelVerdict]]]:
+    return [JUDGED(sys.maxsize, seed)]
 
 
 def judged_once(count: int, seed: int) -> Iterator[tuple[Program, ModelVerdict]]:
-    source = sources(count, seed)
+    source = sources(seed)
     source[0], programs = itertools.tee(source[0])
-    return programs
+    # How many are asked for says where they end, and not which ones they are.
+    return itertools.islice(programs, count)
 
 
 @pytest.fixture(autouse=True)
 def programs_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The programs of a seed are the same in every test, and to judge them takes seconds."""
-    monkeypatch.setattr(litmus, "free_of_races", judged_once)
+    monkeypatch.setattr(litmus, "judged", judged_once)
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_figures_that_do_not_come_out_again_are_refused(
     damage: Callable[[Document], None],
     known_tensors: None,
 ) -> None:
-    document = copy.deepcopy(made())
+    document = copied(made())
     damage(document)
     found = refusals(document["kind"], document)
     assert checks(found) == {check}
@@ -86,7 +87,7 @@ def test_figures_that_do_not_come_out_again_are_refused(
 
 
 def short_drift() -> Document:
-    return {**copy.deepcopy(drift.again(SHORT)), "kind": "drift", "command": SHORT}
+    return {**copied(drift.again(SHORT)), "kind": "drift", "command": SHORT}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_quick_leaves_out_what_takes_long() -> None:
 
 
 def test_the_gate_computes_anew_what_passed_all_else(tmp_path: Path) -> None:
-    stress = copy.deepcopy(committed("stress.json"))
+    stress = copied(committed("stress.json"))
     stress["reruns"].pop()
     path = sealed(tmp_path / "stress.json", stress)
     found = check_reports([path], None, catalog, recomputed=recompute())

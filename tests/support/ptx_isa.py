@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
-from typing import Any
+from functools import cache, cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -97,9 +97,12 @@ def rows_of(widths: Sequence[int], seed: int, count: int = 300) -> list[tuple[in
 # --- floating point -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Ieee:
-    """A binary format: width, exponent bits, fraction bits and the NaN that instructions produce."""
+    """A binary format: width, exponent bits, fraction bits and the NaN that instructions produce.
+
+    There is one object of each format, so that its identity is a key that costs nothing to hash.
+    """
 
     name: str
     bits: int
@@ -107,15 +110,15 @@ class Ieee:
     fraction: int
     nan: int
 
-    @property
+    @cached_property
     def bias(self) -> int:
         return (1 << (self.exponent - 1)) - 1
 
-    @property
+    @cached_property
     def sign(self) -> int:
         return 1 << (self.bits - 1)
 
-    @property
+    @cached_property
     def infinity(self) -> int:
         return ((1 << self.exponent) - 1) << self.fraction
 
@@ -127,8 +130,7 @@ BF16 = Ieee("bf16", 16, 8, 7, 0x7FFF)
 FORMATS = {f.name: f for f in (F32, F64, F16, BF16)}
 
 
-@dataclass(frozen=True)
-class Real:
+class Real(NamedTuple):
     """A value: its sign, and an exact rational, infinity or NaN."""
 
     negative: bool
@@ -157,6 +159,7 @@ def power(exponent: int) -> Fraction:
     return Fraction(2) ** exponent
 
 
+@lru_cache(maxsize=1 << 14)  # every corner stands in a hundred rows
 def unpack(bits: int, f: Ieee) -> Real:
     """The value of a bit pattern."""
     negative = bool(bits & f.sign)
@@ -172,18 +175,22 @@ def unpack(bits: int, f: Ieee) -> Real:
 
 def round_to_integer(x: Fraction, mode: str) -> int:
     """An integer by rounding mode: n nearest even, z to zero, m down, p up, a nearest with ties away from zero."""
-    floor = x.numerator // x.denominator
-    rest = x - floor
+    return _rounded(x.numerator, x.denominator, mode)
+
+
+def _rounded(numerator: int, denominator: int, mode: str) -> int:
+    """A fraction to an integer, as `round_to_integer`; it need not be in lowest terms."""
+    floor, rest = divmod(numerator, denominator)
     if mode == "m" or rest == 0:
         return floor
     if mode == "p":
         return floor + 1
     if mode == "z":
-        return floor if x > 0 else floor + 1
-    if rest != Fraction(1, 2):
-        return floor + (rest > Fraction(1, 2))
+        return floor if numerator > 0 else floor + 1
+    if 2 * rest != denominator:
+        return floor + (2 * rest > denominator)
     if mode == "a":
-        return floor + (x > 0)
+        return floor + (numerator > 0)
     return floor + (floor % 2)
 
 
@@ -192,34 +199,38 @@ def pack(x: Real, f: Ieee, mode: str = "n") -> int:
     if x.nan:
         return f.nan
     sign = f.sign if x.negative else 0
-    if x.infinite:
+    if x.value is None:
         return sign | f.infinity
-    assert x.value is not None
-    if x.value == 0:
+    numerator, denominator = abs(x.value.numerator), x.value.denominator
+    if numerator == 0:
         return sign
-    magnitude = abs(x.value)
-    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-    if power(exponent) > magnitude:
+    # Of integers: a fraction would be brought to lowest terms at each step.
+    exponent = numerator.bit_length() - denominator.bit_length()
+    if denominator << max(exponent, 0) > numerator << max(-exponent, 0):
         exponent -= 1
     exponent = max(exponent, 1 - f.bias)
-    ulp = power(exponent - f.fraction)
+    up = f.fraction - exponent
     directed = {"m": "p", "p": "m"}.get(mode, mode) if x.negative else mode
-    units = round_to_integer(magnitude / ulp, directed)
-    largest = power(f.bias + 1) - power(f.bias - f.fraction)
-    if units * ulp > largest:
+    units = _rounded(numerator << max(up, 0), denominator << max(-up, 0), directed)
+    # units counts from the bottom of the binade: the exponent field goes up with each whole 2^fraction.
+    packed = (exponent + f.bias - 1 << f.fraction) + units
+    if packed >= f.infinity:
         to_infinity = mode in "na" or (mode == "p" and not x.negative) or (mode == "m" and x.negative)
         return sign | (f.infinity if to_infinity else f.infinity - 1)
-    # units counts from the bottom of the binade: the exponent field goes up with each whole 2^fraction.
-    base = (exponent + f.bias - 1) << f.fraction
-    return sign | (base + units)
+    return sign | packed
+
+
+@cache
+def _longer(f: Ieee) -> Ieee:
+    """A format with the same precision and a longer exponent, which stands for one without an end."""
+    return Ieee("longer", f.bits + 4, f.exponent + 4, f.fraction, 0)
 
 
 def pack_flushed(x: Real, f: Ieee, mode: str = "n") -> int:
     """`pack`, but a zero for what is tiny: below the least normal number after rounding as if exponents had no end."""
     least = power(1 - f.bias)
     if x.value is not None and abs(x.value) < least:
-        # A format with the same precision and a longer exponent stands for one without an end.
-        longer = Ieee("longer", f.bits + 4, f.exponent + 4, f.fraction, 0)
+        longer = _longer(f)
         rounded = unpack(pack(x, longer, mode), longer).value
         if rounded is not None and abs(rounded) < least:
             return f.sign if x.negative else 0

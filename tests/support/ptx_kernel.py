@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 import pytest
 
 from refmoe import ptx
-from refmoe.cuda.toolchain import ToolchainError, find_toolchain
-
-FLAGS = ("-O3", "-std=c++17", "-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false", "-lineinfo")
+from refmoe.cuda.toolchain import Target, ToolchainError, build, find_toolchain
 
 # %d0: out, %d1: in, %r0: n, %r1: thread in block, %r2: thread in grid, %d2: &out[%r2] (32-bit elements)
 PRELUDE = """
@@ -74,16 +71,15 @@ def run(
 
 @cache
 def cuda_ptx(source: str, folder: Path, arch: str) -> str:
-    """What the real compiler makes of CUDA C++."""
+    """What the real compiler makes of CUDA C++, with the flags of the kernels, and kept where they are."""
     try:
-        nvcc = find_toolchain().nvcc
+        find_toolchain()
     except ToolchainError as error:
         pytest.skip(str(error))
     file = folder / "kernel.cu"
     file.write_text(source)
-    target = folder / "kernel.ptx"
-    subprocess.run([nvcc, "-ptx", f"-arch={arch}", *FLAGS, str(file), "-o", str(target)], check=True)
-    return target.read_text()
+    target = Target(file, arch, "ptx")
+    return build([target])[target].read_text()
 
 
 def compile_cuda(source: str, folder: Path, arch: str = "sm_120a") -> ptx.Module:

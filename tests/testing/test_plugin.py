@@ -265,13 +265,16 @@ def test_a_test_that_checks_nothing_is_an_error(pytester: pytest.Pytester) -> No
 LIGHT = ("-p", "no:cacheprovider")
 
 
-def test_workers_reports_are_merged(pytester: pytest.Pytester) -> None:
+def test_workers_reports_are_merged(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three cases over two workers, two of them in a second test as well: they are in the report once."""
     pytest.importorskip("xdist")
     cases = "@refmoe.testing.refmoe_cases(mine, dtypes=('fp16',))"
     test = f"\n\n{cases}\ndef test_{{}}(refmoe_case):\n    refmoe_case.check()\n"
     pytester.makepyfile(test_mine=numpy_kernel() + test.format("half") + test.format("again"))
-    result = pytester.runpytest_subprocess("-n", "2", "--refmoe-report=report.json", *LIGHT)
+    # As `make test` names plugins: of one that pytest finds by itself each worker rewrites all of refmoe.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    named = ("-p", "xdist", "-p", "refmoe.pytest_plugin")
+    result = pytester.runpytest_subprocess("-n", "2", "--refmoe-report=report.json", *named, *LIGHT)
     result.assert_outcomes(passed=5)
     result.stdout.fnmatch_lines(["test_mine.py::mine: 5 PASS", "written: report.json, 3 cases"])
     report = read_report(pytester.path / "report.json")

@@ -52,19 +52,19 @@ class PreviousGrid:
     def __init__(self, warps: int) -> None:
         self.knows = np.zeros(warps, np.uint32)
         # One for each thread that has waited.
-        self._waits: list[int] = []
+        self._waits: Array = np.empty(0, np.int64)
 
     @property
     def known(self) -> bool:
         """Whether a thread has waited for its end."""
-        return bool(self._waits)
+        return bool(self._waits.size)
 
     def waited(self, frame: Frame, lanes: Array) -> None:
         """`lanes` have executed `griddepcontrol.wait`."""
         machine = frame.machine
         threads = lanes + machine.first_thread
         new = threads[~self._known(threads)]
-        self._waits.extend(((machine.clocks.now << STEP_SHIFT) + new).tolist())
+        self._waits = np.append(self._waits, (machine.clocks.now << STEP_SHIFT) + new)
         self._learn(new)
         machine.tick(machine.launch.clock + 1)
 
@@ -84,7 +84,7 @@ class PreviousGrid:
         rows = np.flatnonzero(~self._known(threads))
         if not rows.size:
             return
-        waits = np.array(self._waits, np.int64)
+        waits = self._waits
         for row in rows.tolist():
             lane = int(lanes[row])
             if waits.size and machine.clocks.ordered(np.full(len(waits), lane), waits).any():

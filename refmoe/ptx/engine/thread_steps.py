@@ -168,20 +168,19 @@ class Steps:
 
     def _next(self) -> _Step | None:
         """The step that comes next; None if there is none."""
-        late = [step for mine in self._late.values() for step in self._first(mine)]
+        ready, steps = list[_Step](), list(self._ahead.values())
         late_lanes = {lane for lane, mine in self._late.items() if mine}
-        steps = [step for step in self._ahead.values() if step.lane not in late_lanes or self._may_pass(step)]
-        ready = [*late, *(step for step in steps if step.lane not in self._polling)]
+        if late_lanes:
+            ready = [step for mine in self._late.values() for step in self._first(mine)]
+            steps = [step for step in steps if step.lane not in late_lanes or self._may_pass(step)]
+        ready += [step for step in steps if step.lane not in self._polling] if self._polling else steps
         self.open = not ready
         if self.open:
             ready = steps
         if not ready:
             return None
         self._left -= 1
-        step = ready[0]
-        if len(ready) > 1:
-            chosen = self._choose([step.move for step in ready])
-            step = next(each for each in ready if each.move is chosen)
+        step = ready[0] if len(ready) == 1 else self._choose(ready)
         if not step.late:
             del self._ahead[step.lane]
             self._last[step.lane] = step
@@ -279,10 +278,13 @@ class Steps:
         for lanes in (self._late, self._ahead, self._held):
             lanes.clear()
 
-    def _choose(self, moves: list[Move]) -> Move:
+    def _choose(self, ready: list[_Step]) -> _Step:
         choose = getattr(self._choices, "next", None)
-        chosen: Move = moves[self._choices.below(len(moves))] if choose is None else choose(moves)
-        return chosen
+        if choose is not None:
+            chosen = choose([step.move for step in ready])
+            return next(step for step in ready if step.move is chosen)
+        number: int = self._choices.below(len(ready))
+        return ready[number]
 
     def _speaking(self, place: int) -> Instruction | None:
         return next((each for each in self._code.program.blocks[place].instructions if communicates(each)), None)

@@ -197,8 +197,22 @@ extern "C" __global__ void k(float* out, const uint32_t* in, uint32_t) {
 """
 
 
+@pytest.fixture(scope="module")
+def fragments(tmp_path_factory: pytest.TempPathFactory) -> list[ptx.Module]:
+    """In software, and by the instruction."""
+    folder, modules = tmp_path_factory.mktemp("fragments"), []
+    source = folder / "fragments.cu"
+    source.write_text(FRAGMENTS)
+    for arch in ("sm_90a", "sm_120a"):
+        target = folder / f"{arch}.ptx"
+        flags = ["-O3", "-std=c++17", "-fmad=false", f"-arch={arch}", f"-I{CSRC}"]
+        subprocess.run([str(NVCC), "-ptx", *flags, str(source), "-o", str(target)], check=True)
+        modules.append(ptx.Module.parse(target.read_text(), strict=True))
+    return modules
+
+
 @pytest.mark.parametrize("data", ["any bits", "near one", "tiny", "no products"])
-def test_the_instruction_in_software_is_the_instruction(tmp_path: Path, data: str) -> None:
+def test_the_instruction_in_software_is_the_instruction(fragments: list[ptx.Module], data: str) -> None:
     rng = np.random.default_rng(5)
     warps = 32
     words = rng.integers(0, 1 << 32, (warps * 32, 12), dtype=np.uint64).astype(np.uint32)
@@ -217,15 +231,9 @@ def test_the_instruction_in_software_is_the_instruction(tmp_path: Path, data: st
         )
     if data == "no products":
         words[:, :4] &= np.uint32(0x20202020)
-    source = tmp_path / "fragments.cu"
-    source.write_text(FRAGMENTS)
     results = []
-    for arch in ("sm_90a", "sm_120a"):
-        target = tmp_path / f"{arch}.ptx"
-        flags = ["-O3", "-std=c++17", "-fmad=false", f"-arch={arch}", f"-I{CSRC}"]
-        subprocess.run([str(NVCC), "-ptx", *flags, str(source), "-o", str(target)], check=True)
+    for module in fragments:
         out = np.zeros((warps * 32, 4), np.uint32)
-        module = ptx.Module.parse(target.read_text(), strict=True)
         ptx.launch(module, "k", (1, 1, 1), (warps * 32, 1, 1), [out.reshape(-1), words.reshape(-1), 0])
         results.append(out)
     np.testing.assert_array_equal(*results)

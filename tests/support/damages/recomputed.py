@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from support.damages.kinds import at
 from support.damages.parity import top_key
-from support.damages.sound import Document, committed
+from support.damages.sound import Document, committed, copied
 
 from refmoe.catalog import parse_case
 from refmoe.mutation.sites import sampled
@@ -45,7 +44,7 @@ def mutation() -> Document:
 
 def swept(options: str) -> Document:
     """The committed sweep as a command with these options would have made it."""
-    document = copy.deepcopy(committed("exhaustive.json"))
+    document = copied(committed("exhaustive.json"))
     words = options.split()
     document["command"] = f"{document['command']} {options}"
     rows = [
@@ -142,6 +141,12 @@ def launch(before: str, after: str) -> Callable[[Document], None]:
     return damage
 
 
+def another_seed(document: Document) -> None:
+    """Of a few programs: what another seed draws has to be judged anew, which takes seconds for all."""
+    document["seed"] = 1
+    del document["rows"][8:]
+
+
 Row = tuple[str, str, Callable[[], Document], Callable[[Document], None]]
 
 DAMAGES: list[Row] = [
@@ -155,7 +160,7 @@ DAMAGES: list[Row] = [
     ("litmus.recomputed", "another cause", LITMUS, at("rows", 3, cause="in order, surely")),
     ("litmus.recomputed", "programs out of order", LITMUS, lambda d: d["rows"].reverse()),
     ("litmus.recomputed", "one left out", LITMUS, lambda d: d["rows"].pop(7)),
-    ("litmus.recomputed", "another seed", LITMUS, top_key(seed=1)),
+    ("litmus.recomputed", "another seed", LITMUS, another_seed),
     ("litmus.recomputed", "more allowed", LITMUS, lambda d: d["rows"][0].update(allowed=2, seen=2)),
     ("litmus.recomputed", "an outcome that PTX does not allow", LITMUS, lambda d: next(
         row for row in d["rows"] if row["never_seen"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
+import pickle
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -34,6 +34,12 @@ Document = dict[str, Any]
 
 def gate(*paths: Path, baseline: Path | None = None) -> GateOutcome:
     return check_reports(list(paths), baseline, catalog)
+
+
+def copied(document: Document) -> Document:
+    """A copy of all of it, to be damaged; `deepcopy` takes ten times as long."""
+    made: Document = pickle.loads(pickle.dumps(document))
+    return made
 
 
 def sealed(path: Path, document: Document) -> Path:
@@ -72,7 +78,7 @@ def parity() -> Document:
 @cache
 def planted() -> Document:
     """A report whose faults are all caught, each as its patch says."""
-    document = copy.deepcopy(parity())
+    document = copied(parity())
     mutants = []
     for fault in known_faults({"expand"}).values():
         case = fault.case or str(CASE)

@@ -476,11 +476,13 @@ class Clocks:
         width = LANES * self.warps
         found[inside] = self._in_rows(self.seen, rows[inside], record[inside], lanes[inside] % width)
         everywhere = (record & SEVERAL) >> SEVERAL_SHIFT == _SOME_CLUSTERS
-        for each in np.flatnonzero((own != cluster) & ~everywhere).tolist():
-            beyond = self.beyond.get(int(rows[each]))
-            number = 0 if beyond is None else int(beyond.rows[cluster[each]])
-            if number:
-                found[each] = self.is_known(number, int(record[each]))
+        elsewhere = np.flatnonzero((own != cluster) & ~everywhere)
+        # Most rows know nothing of other clusters, however many records there are.
+        for row in set(rows[elsewhere].tolist()) & self.beyond.keys():
+            whose = elsewhere[rows[elsewhere] == row]
+            numbers = self.beyond[row].rows[cluster[whose]]
+            for each in np.flatnonzero(numbers).tolist():
+                found[whose[each]] = self.is_known(int(numbers[each]), int(record[whose[each]]))
         for each in np.flatnonzero(everywhere).tolist():
             found[each] = self._everywhere(int(rows[each]), int(own[each]), int(record[each] >> STEP_SHIFT))
         return found
