@@ -139,6 +139,17 @@ def _large(draw: Draw, size: Size) -> Operands:
     return Operands(codes.astype(np.int8), _d_around(draw, size, 1), weights, scales)
 
 
+def _saturated(draw: Draw, size: Size) -> Operands:
+    """Blocks of products of one sign and the largest magnitude there is: a dot of 32 * 12 * 127 has 17 bits."""
+    k = size.blocks * _BLOCK
+    negative = draw.integers(2, (k,))
+    codes = np.tile(np.where(negative, -127, 127), (size.rows, 1))
+    # Whether a weight row's dots are negative, all of them.
+    opposed = draw.integers(2, (size.experts, size.n, 1))
+    weights = pack_fp4((7 | (negative ^ opposed) << 3).astype(np.uint8))
+    return Operands(codes.astype(np.int8), _d_around(draw, size, 1), weights, _scales_around(draw, size, 122, 3))
+
+
 def _zero_rows(draw: Draw, size: Size) -> Operands:
     """Every second row of activations is zeros, and so is every third weight row, of either sign: sums of zero."""
     data = _gaussian(draw, size)
@@ -232,6 +243,7 @@ _FILLS: Mapping[str, Fill] = MappingProxyType(
             _fill("subnormal", "subnormals flushed, in the scale, in a term or in the sum", _subnormal,
                   Limits(zeros=0.3, reason="a single block may lie below FP32's least number")),
             _fill("large", "a term that is not rounded before it is added", _large),
+            _fill("saturated", "a block's dot, or a part of it, in too few bits", _saturated),
             _fill("cancelling", "blocks summed in another order", _cancelling,
                   Limits(zeros=0.1, reason="what remains of large terms may be zero"), least_k=15 * _BLOCK),
             _fill("zero-rows", "the sign of a zero lost or made up", _zero_rows,
