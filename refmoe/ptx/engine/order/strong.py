@@ -4,6 +4,7 @@ A location remembers what a thread that reads it may learn: a release pattern is
 write, and what it passes on travels through atomics, until another write takes its place. An acquire pattern is an
 acquire, or a fence behind a strong read. Both ends have scopes, and they synchronise if each scope has the other's
 thread. So a fence of `.cta` orders nothing between CTAs, and an acquire of one location says nothing of another.
+Each element of a vector is a location by itself, see `Access.unit`: it does not matter how the other end is spelled.
 
 Fences `.sc` have one order, and synchronise in it. Between two of them that order is known if one must have come before
 the other: if it happens before, or strong accesses say so, by what they read from, read before it was overwritten, or
@@ -56,6 +57,11 @@ class StrongAccess(Protocol):
     @property
     def width(self) -> int:
         """Bytes."""
+        ...
+
+    @property
+    def unit(self) -> int:
+        """Bytes of each of the scalar accesses that it is made of."""
         ...
 
     @property
@@ -133,7 +139,7 @@ class Strong:
             return -1 - (index + self._first_cta * region.stride)
         return region.base + index
 
-    # Accesses, one after another: `records` [n] are those that memory has of the last write
+    # Scalar accesses, one after another: `records` [n] are those that memory has of the last write
 
     def read(
         self, access: StrongAccess, region: Region, index: Array, lanes: Array, records: Array, alive: Array
@@ -154,10 +160,15 @@ class Strong:
     def _observed(self, access: StrongAccess, key: int, cta: int, record: int) -> Location | None:
         """The location whose last write an access observes, if the two are morally strong."""
         location = self._order.locations.get(key)
-        if location is None or location.record != record or location.width != access.width:
+        if location is None or location.record != record:
             return None
-        enough = min(location.strength, access.strength) >= self._needed(location.cta, cta)
-        return location if enough else None
+        return location if self._is_observed(access, location, cta) else None
+
+    def _is_observed(self, access: StrongAccess, location: Location, cta: int) -> bool:
+        """Whether an access by a CTA and the last write of a location are morally strong."""
+        if location.width != access.unit:
+            return False
+        return min(location.strength, access.strength) >= self._needed(location.cta, cta)
 
     def _learn(
         self, access: StrongAccess, key: int, releases: Releases, readers: list[int], alive: Array,
@@ -243,7 +254,7 @@ class Strong:
         if initialised is not None:
             self._add(releases, (CLUSTER, cta), initialised)
         if releases.near or releases.grid is not None or own:
-            self._order.locations[key] = Location(access.width, record, cta, access.strength, releases, own)
+            self._order.locations[key] = Location(access.unit, record, cta, access.strength, releases, own)
         else:
             self._order.locations.pop(key, None)
 
@@ -258,7 +269,8 @@ class Strong:
         assert together is not None
         releases.near[reach] = together
 
-    # Weak outcomes, one access after another: `record` is that which memory has of the last write
+    # Weak outcomes, one access after another, of all elements of a vector together: `elements` are the records that
+    # memory has of the last write of each
 
     def _history(self, access: StrongAccess, region: Region, key: int, index: int, record: int) -> History:
         """The writes of a location; those before a weak write, or of other bytes, count no more."""
@@ -267,10 +279,17 @@ class Strong:
         value = region.data[index : index + access.width].tobytes()
         # Bytes of a vector that several wrote have no record of one write, which would tell that another has come.
         if held is None or held.width != access.width or held.record != record or held.last.value != value:
-            first = RecordedWrite(value, record, self._order.locations.get(key))
+            first = RecordedWrite(value, record, self._passed(access, region, index))
             held = histories[key] = History(access.width, first)
             held.record = record
         return held
+
+    def _passed(self, access: StrongAccess, region: Region, index: int) -> tuple[Location | None, ...]:
+        """The locations of the elements of an access."""
+        locations = self._order.locations
+        if access.unit == access.width:
+            return (locations.get(self.key(region, index)),)
+        return tuple(locations.get(self.key(region, at)) for at in range(index, index + access.width, access.unit))
 
     def _knows(self, lane: int) -> Callable[[int], bool]:
         """Whether a write or a read comes before what a lane does now."""
@@ -311,46 +330,56 @@ class Strong:
     def _own(self, access: StrongAccess, lane: int) -> int:
         return int(self._clocks.record(np.array([lane]))[0]) | access.strength << STRENGTH_SHIFT
 
-    def see(self, access: StrongAccess, region: Region, index: int, lane: int, record: int, alive: Array) -> bytes:
+    def see(
+        self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int], alive: Array
+    ) -> bytes:
         """What a strong load of a lane reads, under a schedule."""
         assert self.choices is not None
         key = self.key(region, index)
-        history = self._history(access, region, key, index, record)
+        history = self._history(access, region, key, index, _common(elements))
         chosen = history.read(lane, self._own(access, lane), self._knows_in_order(lane), self.choices)
         if chosen is history.last:
-            self.read(access, region, np.array([index]), np.array([lane]), np.array([record]), alive)
+            places = np.arange(index, index + access.width, access.unit)
+            self.read(access, region, places, np.full(len(places), lane), np.array(elements), alive)
             return chosen.value
-        self._come_before(lane, key, [each.record for each in history.behind(chosen)])
-        if chosen.passed is not None:
-            location = chosen.passed
-            if min(location.strength, access.strength) >= self._needed(location.cta, self._cta(lane)):
+        missed = [each.record for each in history.behind(chosen)]
+        for number, location in enumerate(chosen.passed):
+            key = self.key(region, index + number * access.unit)
+            self._come_before(lane, key, missed)
+            if location is not None and self._is_observed(access, location, self._cta(lane)):
                 self._learn(access, key, location.releases, [lane], alive)
         return chosen.value
 
-    def put(self, access: StrongAccess, region: Region, index: int, lane: int, value: bytes, before: int) -> bool:
+    def put(
+        self, access: StrongAccess, region: Region, index: int, lane: int, value: bytes, elements: list[int]
+    ) -> bool:
         """Where a strong store of a lane comes, under a schedule. Returns whether memory is to hold it."""
         assert self.choices is not None
-        history = self._history(access, region, self.key(region, index), index, before)
+        history = self._history(access, region, self.key(region, index), index, _common(elements))
         made = RecordedWrite(value, self._own(access, lane))
         return history.write(made, self._knows_in_order(lane), self.choices)
 
-    def written(self, access: StrongAccess, region: Region, index: int, lane: int, record: int, last: bool) -> None:
-        """A strong store has come, as `put` said; `record` is what memory has of it."""
-        key = self.key(region, index)
-        history = self._order.histories[key]
-        held = self._order.locations.get(key)
-        self.write(access, region, np.array([index]), np.array([lane]), np.array([record]))
+    def written(
+        self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int], last: bool
+    ) -> None:
+        """A strong store has come, as `put` said."""
+        history = self._order.histories[self.key(region, index)]
+        held = self._passed(access, region, index)
+        places = np.arange(index, index + access.width, access.unit)
+        self.write(access, region, places, np.full(len(places), lane), np.array(elements))
         own = self._own(access, lane)
         made = next(write for write in history.writes if write.record == own)
-        made.passed = self._order.locations.get(key)
-        history.record = record
-        if not last:
-            # The location is still what its last write made it.
-            if held is None:
-                self._order.locations.pop(key, None)
+        made.passed = self._passed(access, region, index)
+        history.record = _common(elements)
+        if last:
+            return
+        # The locations are still what their last writes made them.
+        for at, location, found in zip(places.tolist(), held, elements, strict=True):
+            if location is None:
+                self._order.locations.pop(self.key(region, at), None)
             else:
-                held.record = record
-                self._order.locations[key] = held
+                location.record = found
+                self._order.locations[self.key(region, at)] = location
 
     def modified(self, access: StrongAccess, region: Region, index: Array, lanes: Array, records: Array) -> None:
         """Atomics have come, behind the last writes."""
@@ -364,7 +393,7 @@ class Strong:
                 continue
             value = region.data[at : at + access.width].tobytes()
             own = self._own(access, lane)
-            history.modify(RecordedWrite(value, own, self._order.locations.get(key)), own)
+            history.modify(RecordedWrite(value, own, self._passed(access, region, at)), own)
             history.record = record
 
     # Fences
@@ -596,3 +625,9 @@ class Strong:
         if knowledge is None or not knowledge.rows[cluster]:
             return False
         return bool(self._clocks.is_known(int(knowledge.rows[cluster]), record))
+
+
+def _common(elements: list[int]) -> int:
+    """The record of the one write that the elements of an access have in common, or 0."""
+    first = elements[0]
+    return first if len(elements) == 1 or elements.count(first) == len(elements) else 0
