@@ -21,7 +21,7 @@ from refmoe.ptx.engine.code import APART, PLAIN, Code, View
 from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.lanes import Checks, OutOfTime
 from refmoe.ptx.engine.machine import Launch, Observer
-from refmoe.ptx.engine.order.strong import Order
+from refmoe.ptx.engine.order.locations import Order
 from refmoe.ptx.engine.order.witness import RaceWitness
 from refmoe.ptx.engine.previous_grid import PreviousGrid
 from refmoe.ptx.engine.races import RaceShadow

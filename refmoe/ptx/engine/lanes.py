@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from refmoe.ptx.engine.order.strong import Order
+from refmoe.ptx.engine.order.locations import Order
 from refmoe.ptx.engine.order.witness import RaceWitness
 from refmoe.ptx.errors import Index3, LaneError, MisuseError, RaceError, StepBudgetExceeded
 from refmoe.ptx.grid import BlockQueue, Grid, index_in

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -65,13 +65,28 @@ class Access:
         """Bytes."""
         return self.size * self.count
 
-    @property
+    @cached_property
     def unit(self) -> int:
         """Bytes of each of the accesses that it is made of: vectors and packed types are several, in any order.
 
         (PTX ISA, "Vector Data Types" and "Packed Data Types" of the memory consistency model.)
         """
-        return _unit(self.instruction.opcode, self.size, self.width)
+        types = self.instruction.opcode.split(".")
+        if "b128" in types:
+            return self.width
+        return self.size // 2 if "f16x2" in types or "bf16x2" in types else self.size
+
+    def elements(self, index: Array, lanes: Array) -> tuple[Array, Array]:
+        """Byte index and lane of each of the accesses that those of `lanes` [n] at byte `index` [n] are made of."""
+        unit, width = self.unit, self.width
+        if unit == width:
+            return index, lanes
+        steps = np.arange(0, width, unit)
+        return (index[:, None] + steps).ravel(), np.repeat(lanes, len(steps))
+
+    def _records(self, region: Region, index: Array, lanes: Array) -> Array:
+        """The records of the last writes of those `elements`."""
+        return shadow_of(region).written_by_one(self.elements(index, lanes)[0], self.unit)
 
     def _parts(self, frame: Frame, address: Array, lanes: Array) -> Iterator[tuple[Region, Array | None, Array]]:
         """Split lanes by the memory they address: (region, which lanes or None for all, byte index in its data)."""
@@ -296,14 +311,6 @@ class Access:
         )
 
 
-@cache
-def _unit(opcode: str, size: int, width: int) -> int:
-    types = opcode.split(".")
-    if "b128" in types:
-        return width
-    return size // 2 if "f16x2" in types or "bf16x2" in types else size
-
-
 def _not_given(machine: Lanes) -> str:
     """What is said of a launch that gives a kernel no dynamic shared memory though it has a variable there."""
     names = machine.launch.dynamic
@@ -385,15 +392,15 @@ class Load(Access):
         """What a strong load reads: `words`, or older ones. It learns what the write that it reads from passes on."""
         machine, strong = frame.machine, frame.machine.strong
         if strong.choices is not None:
-            records = shadow_of(region).written_by_one(index, self.width).tolist()
+            records = self._records(region, index, lanes).reshape(len(index), -1).tolist()
             seen = [
-                strong.see(self, region, at, lane, record, machine.alive)
-                for at, lane, record in zip(index.tolist(), lanes.tolist(), records, strict=True)
+                strong.see(self, region, at, lane, elements, machine.alive)
+                for at, lane, elements in zip(index.tolist(), lanes.tolist(), records, strict=True)
             ]
             return np.frombuffer(b"".join(seen), words.dtype).reshape(words.shape)
         if strong.is_busy:
-            records = shadow_of(region).written_by_one(index, self.width)
-            strong.read(self, region, index, lanes, records, machine.alive)
+            records = self._records(region, index, lanes)
+            strong.read(self, region, *self.elements(index, lanes), records, machine.alive)
         return words
 
     def _registers(self, raw: Array) -> Iterator[Array]:
@@ -465,14 +472,14 @@ class Store(Access):
         if region.shadow is not None:
             shadow_of(region).after_write(frame, self, region, index, lanes, words)
             if self.strength:
-                records = shadow_of(region).written_by_one(index, self.width)
-                frame.machine.strong.write(self, region, index, lanes, records)
+                records = self._records(region, index, lanes)
+                frame.machine.strong.write(self, region, *self.elements(index, lanes), records)
 
     def _put_anywhere(self, frame: Frame, region: Region, index: Array, lanes: Array, words: Array) -> None:
         """One strong store, which under a schedule may come before others that are there already."""
         shadow, strong = shadow_of(region), frame.machine.strong
         at, lane = int(index[0]), int(lanes[0])
-        before = int(shadow.written_by_one(index, self.width)[0])
+        before = self._records(region, index, lanes).tolist()
         shadow.before_write(frame, self, region, index, lanes, words)
         last = strong.put(self, region, at, lane, words.tobytes(), before)
         if last:
@@ -480,7 +487,7 @@ class Store(Access):
         elif region.valid is not None:
             valid = region.words(self.width, of_valid=True)
             valid[index // self.width] = ~valid.dtype.type(0)
-        strong.written(self, region, at, lane, int(shadow.written_by_one(index, self.width)[0]), last)
+        strong.written(self, region, at, lane, self._records(region, index, lanes).tolist(), last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -556,11 +563,12 @@ class Atomic(Access):
         if order is not None:
             index, lanes, changes = index[order], lanes[order], changes[order]
         busy = machine.strong.is_busy or self.releases
-        before = shadow.written_by_one(index, self.width) if busy else None
+        before = self._records(region, index, lanes) if busy else None
         shadow.atomic(frame, self, region, index, lanes)
         if busy:
-            records = shadow.written_by_one(index, self.width)
-            machine.strong.modify(self, region, index, lanes, before, records, changes, machine.alive)
+            records, changes = self._records(region, index, lanes), np.repeat(changes, self.width // self.unit)
+            elements, theirs = self.elements(index, lanes)
+            machine.strong.modify(self, region, elements, theirs, before, records, changes, machine.alive)
 
     def _apply(
         self,

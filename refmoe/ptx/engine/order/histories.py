@@ -41,14 +41,14 @@ class RecordedWrite:
     Attributes:
         value: its bytes.
         record: of the access; 0 for what was there before.
-        passed: what the strong access passes on, see `Location`; None for what was there before.
+        passed: what each element of the strong access passes on, see `Location`.
         readers: records of those who read it.
         followed: whether the next write is an atomic that read it, so that nothing comes between.
     """
 
     value: bytes
     record: int
-    passed: Any = None
+    passed: Any = ()
     readers: list[int] = field(default_factory=list)
     followed: bool = False
 

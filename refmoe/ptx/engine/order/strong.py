@@ -4,6 +4,7 @@ A location remembers what a thread that reads it may learn: a release pattern is
 write, and what it passes on travels through atomics, until another write takes its place. An acquire pattern is an
 acquire, or a fence behind a strong read. Both ends have scopes, and they synchronise if each scope has the other's
 thread. So a fence of `.cta` orders nothing between CTAs, and an acquire of one location says nothing of another.
+Each element of a vector is a location by itself, see `Access.unit`: it does not matter how the other end is spelled.
 
 Fences `.sc` have one order, and synchronise in it. Between two of them that order is known if one must have come before
 the other: if it happens before, or strong accesses say so, by what they read from, read before it was overwritten, or
@@ -14,134 +15,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.histories import Choosing, History, RecordedWrite
-from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
+from refmoe.ptx.engine.order.knowledge import Knowledge
+from refmoe.ptx.engine.order.locations import (
+    FenceKnowledge,
+    Location,
+    Order,
+    Reach,
+    Reached,
+    ReachedAccess,
+    Releases,
+    SequentialFence,
+)
 from refmoe.ptx.engine.order.polls import Poll, Polls
-from refmoe.ptx.engine.order.sequence import FenceSequence
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import CLUSTER, GRID, SEVERAL, STRENGTH_SHIFT, THREAD
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
-# What a pattern reached: the strength of its first operation, and the CTA of its thread.
-Reach = tuple[int, int]
 # Releases of the grid that are kept apart by CTA, for those who acquire with a narrower scope.
 _APART = 1024
 # Fences of a thread that are remembered.
 _LAST_FENCES = 16
 # Accesses of one location by one lane that are remembered, of those that more fences came before than the last one.
 _LAST_REACHED = 4
-
-
-@dataclass(slots=True)
-class Releases:
-    """What releases of one location, or of some fences, pass on.
-
-    Attributes:
-        grid: what those that reach the whole grid pass on together.
-        near: what each passes on.
-    """
-
-    grid: Knowledge | None = None
-    near: dict[Reach, Knowledge] = field(default_factory=dict)
-
-    def copy(self) -> Releases:
-        """The same, to be changed by itself."""
-        return Releases(self.grid, dict(self.near))
-
-
-@dataclass(slots=True)
-class Location:
-    """A place that somebody wrote strongly.
-
-    Attributes:
-        width: bytes.
-        record: of the last strong write; another one in memory means that a weak write came after it.
-        cta, strength: of that write.
-        releases: what its readers may acquire.
-        own: by thread, its last release operation here.
-    """
-
-    width: int
-    record: int
-    cta: int
-    strength: int
-    releases: Releases
-    own: dict[int, tuple[Reach, Knowledge]]
-
-
-@dataclass(frozen=True, slots=True)
-class FenceKnowledge:
-    """What a lane knew at a fence."""
-
-    row: Array
-    beyond: Knowledge | None
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class SequentialFence:
-    """A `fence.sc` of one thread.
-
-    Attributes:
-        fence: what it knew.
-        strength, cta: of the fence.
-    """
-
-    fence: FenceKnowledge
-    strength: int
-    cta: int
-
-
-@dataclass(slots=True)
-class Reached:
-    """Fences `.sc` that came before strong accesses of a location: before its writes, and before all of them."""
-
-    writes: Knowledge | None = None
-    every: Knowledge | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReachedAccess:
-    """An access of a lane that fences of other clusters came before.
-
-    Attributes:
-        record: of the access.
-        before: the fences.
-    """
-
-    record: int
-    before: Knowledge
-
-
-class Order:
-    """What the CTAs of a launch pass to each other.
-
-    Args:
-        clusters: of the grid.
-
-    Attributes:
-        pool: rows of clocks.
-        locations: by address; negative for shared memory.
-        fences: by thread of the grid its last fences `.sc`.
-        reached: by location, fences that came before its strong accesses.
-        histories: by location, writes that may still be seen; under a schedule.
-        sequence: fences `.sc` in the order in which they were executed; under a schedule.
-    """
-
-    def __init__(self, clusters: int) -> None:
-        self.pool = Pool(clusters)
-        self.locations: dict[int, Location] = {}
-        self.fences: dict[int, deque[SequentialFence]] = {}
-        self.reached: dict[int, Reached] = {}
-        self.histories: dict[int, History] = {}
-        self.sequence = FenceSequence(self.pool)
 
 
 class StrongAccess(Protocol):
@@ -155,6 +57,11 @@ class StrongAccess(Protocol):
     @property
     def width(self) -> int:
         """Bytes."""
+        ...
+
+    @property
+    def unit(self) -> int:
+        """Bytes of each of the scalar accesses that it is made of."""
         ...
 
     @property
@@ -232,7 +139,7 @@ class Strong:
             return -1 - (index + self._first_cta * region.stride)
         return region.base + index
 
-    # Accesses, one after another: `records` [n] are those that memory has of the last write
+    # Scalar accesses, one after another: `records` [n] are those that memory has of the last write
 
     def read(
         self, access: StrongAccess, region: Region, index: Array, lanes: Array, records: Array, alive: Array
@@ -253,10 +160,15 @@ class Strong:
     def _observed(self, access: StrongAccess, key: int, cta: int, record: int) -> Location | None:
         """The location whose last write an access observes, if the two are morally strong."""
         location = self._order.locations.get(key)
-        if location is None or location.record != record or location.width != access.width:
+        if location is None or location.record != record:
             return None
-        enough = min(location.strength, access.strength) >= self._needed(location.cta, cta)
-        return location if enough else None
+        return location if self._is_observed(access, location, cta) else None
+
+    def _is_observed(self, access: StrongAccess, location: Location, cta: int) -> bool:
+        """Whether an access by a CTA and the last write of a location are morally strong."""
+        if location.width != access.unit:
+            return False
+        return min(location.strength, access.strength) >= self._needed(location.cta, cta)
 
     def _learn(
         self, access: StrongAccess, key: int, releases: Releases, readers: list[int], alive: Array,
@@ -342,7 +254,7 @@ class Strong:
         if initialised is not None:
             self._add(releases, (CLUSTER, cta), initialised)
         if releases.near or releases.grid is not None or own:
-            self._order.locations[key] = Location(access.width, record, cta, access.strength, releases, own)
+            self._order.locations[key] = Location(access.unit, record, cta, access.strength, releases, own)
         else:
             self._order.locations.pop(key, None)
 
@@ -357,7 +269,8 @@ class Strong:
         assert together is not None
         releases.near[reach] = together
 
-    # Weak outcomes, one access after another: `record` is that which memory has of the last write
+    # Weak outcomes, one access after another, of all elements of a vector together: `elements` are the records that
+    # memory has of the last write of each
 
     def _history(self, access: StrongAccess, region: Region, key: int, index: int, record: int) -> History:
         """The writes of a location; those before a weak write, or of other bytes, count no more."""
@@ -366,10 +279,17 @@ class Strong:
         value = region.data[index : index + access.width].tobytes()
         # Bytes of a vector that several wrote have no record of one write, which would tell that another has come.
         if held is None or held.width != access.width or held.record != record or held.last.value != value:
-            first = RecordedWrite(value, record, self._order.locations.get(key))
+            first = RecordedWrite(value, record, self._passed(access, region, index))
             held = histories[key] = History(access.width, first)
             held.record = record
         return held
+
+    def _passed(self, access: StrongAccess, region: Region, index: int) -> tuple[Location | None, ...]:
+        """The locations of the elements of an access."""
+        locations = self._order.locations
+        if access.unit == access.width:
+            return (locations.get(self.key(region, index)),)
+        return tuple(locations.get(self.key(region, at)) for at in range(index, index + access.width, access.unit))
 
     def _knows(self, lane: int) -> Callable[[int], bool]:
         """Whether a write or a read comes before what a lane does now."""
@@ -410,46 +330,56 @@ class Strong:
     def _own(self, access: StrongAccess, lane: int) -> int:
         return int(self._clocks.record(np.array([lane]))[0]) | access.strength << STRENGTH_SHIFT
 
-    def see(self, access: StrongAccess, region: Region, index: int, lane: int, record: int, alive: Array) -> bytes:
+    def see(
+        self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int], alive: Array
+    ) -> bytes:
         """What a strong load of a lane reads, under a schedule."""
         assert self.choices is not None
         key = self.key(region, index)
-        history = self._history(access, region, key, index, record)
+        history = self._history(access, region, key, index, _common(elements))
         chosen = history.read(lane, self._own(access, lane), self._knows_in_order(lane), self.choices)
         if chosen is history.last:
-            self.read(access, region, np.array([index]), np.array([lane]), np.array([record]), alive)
+            places = np.arange(index, index + access.width, access.unit)
+            self.read(access, region, places, np.full(len(places), lane), np.array(elements), alive)
             return chosen.value
-        self._come_before(lane, key, [each.record for each in history.behind(chosen)])
-        if chosen.passed is not None:
-            location = chosen.passed
-            if min(location.strength, access.strength) >= self._needed(location.cta, self._cta(lane)):
+        missed = [each.record for each in history.behind(chosen)]
+        for number, location in enumerate(chosen.passed):
+            key = self.key(region, index + number * access.unit)
+            self._come_before(lane, key, missed)
+            if location is not None and self._is_observed(access, location, self._cta(lane)):
                 self._learn(access, key, location.releases, [lane], alive)
         return chosen.value
 
-    def put(self, access: StrongAccess, region: Region, index: int, lane: int, value: bytes, before: int) -> bool:
+    def put(
+        self, access: StrongAccess, region: Region, index: int, lane: int, value: bytes, elements: list[int]
+    ) -> bool:
         """Where a strong store of a lane comes, under a schedule. Returns whether memory is to hold it."""
         assert self.choices is not None
-        history = self._history(access, region, self.key(region, index), index, before)
+        history = self._history(access, region, self.key(region, index), index, _common(elements))
         made = RecordedWrite(value, self._own(access, lane))
         return history.write(made, self._knows_in_order(lane), self.choices)
 
-    def written(self, access: StrongAccess, region: Region, index: int, lane: int, record: int, last: bool) -> None:
-        """A strong store has come, as `put` said; `record` is what memory has of it."""
-        key = self.key(region, index)
-        history = self._order.histories[key]
-        held = self._order.locations.get(key)
-        self.write(access, region, np.array([index]), np.array([lane]), np.array([record]))
+    def written(
+        self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int], last: bool
+    ) -> None:
+        """A strong store has come, as `put` said."""
+        history = self._order.histories[self.key(region, index)]
+        held = self._passed(access, region, index)
+        places = np.arange(index, index + access.width, access.unit)
+        self.write(access, region, places, np.full(len(places), lane), np.array(elements))
         own = self._own(access, lane)
         made = next(write for write in history.writes if write.record == own)
-        made.passed = self._order.locations.get(key)
-        history.record = record
-        if not last:
-            # The location is still what its last write made it.
-            if held is None:
-                self._order.locations.pop(key, None)
+        made.passed = self._passed(access, region, index)
+        history.record = _common(elements)
+        if last:
+            return
+        # The locations are still what their last writes made them.
+        for at, location, found in zip(places.tolist(), held, elements, strict=True):
+            if location is None:
+                self._order.locations.pop(self.key(region, at), None)
             else:
-                held.record = record
-                self._order.locations[key] = held
+                location.record = found
+                self._order.locations[self.key(region, at)] = location
 
     def modified(self, access: StrongAccess, region: Region, index: Array, lanes: Array, records: Array) -> None:
         """Atomics have come, behind the last writes."""
@@ -463,7 +393,7 @@ class Strong:
                 continue
             value = region.data[at : at + access.width].tobytes()
             own = self._own(access, lane)
-            history.modify(RecordedWrite(value, own, self._order.locations.get(key)), own)
+            history.modify(RecordedWrite(value, own, self._passed(access, region, at)), own)
             history.record = record
 
     # Fences
@@ -695,3 +625,9 @@ class Strong:
         if knowledge is None or not knowledge.rows[cluster]:
             return False
         return bool(self._clocks.is_known(int(knowledge.rows[cluster]), record))
+
+
+def _common(elements: list[int]) -> int:
+    """The record of the one write that the elements of an access have in common, or 0."""
+    first = elements[0]
+    return first if len(elements) == 1 or elements.count(first) == len(elements) else 0

@@ -1,0 +1,120 @@
+"""What the CTAs of a launch pass to each other: at locations that are accessed strongly, and by fences `.sc`."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from refmoe.ptx.engine.order.histories import History
+from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
+from refmoe.ptx.engine.order.sequence import FenceSequence
+
+Array = Any
+# What a pattern reached: the strength of its first operation, and the CTA of its thread.
+Reach = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Releases:
+    """What releases of one location, or of some fences, pass on.
+
+    Attributes:
+        grid: what those that reach the whole grid pass on together.
+        near: what each passes on.
+    """
+
+    grid: Knowledge | None = None
+    near: dict[Reach, Knowledge] = field(default_factory=dict)
+
+    def copy(self) -> Releases:
+        """The same, to be changed by itself."""
+        return Releases(self.grid, dict(self.near))
+
+
+@dataclass(slots=True)
+class Location:
+    """A place that somebody wrote strongly.
+
+    Attributes:
+        width: bytes.
+        record: of the last strong write; another one in memory means that a weak write came after it.
+        cta, strength: of that write.
+        releases: what its readers may acquire.
+        own: by thread, its last release operation here.
+    """
+
+    width: int
+    record: int
+    cta: int
+    strength: int
+    releases: Releases
+    own: dict[int, tuple[Reach, Knowledge]]
+
+
+@dataclass(frozen=True, slots=True)
+class FenceKnowledge:
+    """What a lane knew at a fence."""
+
+    row: Array
+    beyond: Knowledge | None
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialFence:
+    """A `fence.sc` of one thread.
+
+    Attributes:
+        fence: what it knew.
+        strength, cta: of the fence.
+    """
+
+    fence: FenceKnowledge
+    strength: int
+    cta: int
+
+
+@dataclass(slots=True)
+class Reached:
+    """Fences `.sc` that came before strong accesses of a location: before its writes, and before all of them."""
+
+    writes: Knowledge | None = None
+    every: Knowledge | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReachedAccess:
+    """An access of a lane that fences of other clusters came before.
+
+    Attributes:
+        record: of the access.
+        before: the fences.
+    """
+
+    record: int
+    before: Knowledge
+
+
+class Order:
+    """What the CTAs of a launch pass to each other.
+
+    Args:
+        clusters: of the grid.
+
+    Attributes:
+        pool: rows of clocks.
+        locations: by address; negative for shared memory.
+        fences: by thread of the grid its last fences `.sc`.
+        reached: by location, fences that came before its strong accesses.
+        histories: by location, writes that may still be seen; under a schedule.
+        sequence: fences `.sc` in the order in which they were executed; under a schedule.
+    """
+
+    def __init__(self, clusters: int) -> None:
+        self.pool = Pool(clusters)
+        self.locations: dict[int, Location] = {}
+        self.fences: dict[int, deque[SequentialFence]] = {}
+        self.reached: dict[int, Reached] = {}
+        self.histories: dict[int, History] = {}
+        self.sequence = FenceSequence(self.pool)
