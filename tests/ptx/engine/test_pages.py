@@ -160,7 +160,10 @@ def test_a_journal_of_a_gigabyte_finds_its_pages() -> None:
     assert journal.written == []
 
 
-def test_only_pages_that_were_written_are_kept() -> None:
+def test_only_pages_that_were_written_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What another launch gave back has resident pages of its own.
+    monkeypatch.setattr(pages, "_SCRATCH", pages.Spare())
+
     class Keeper(Way):
         def attach(self, launch: Any) -> None:
             self.journals = [region.journal for region in launch.arena.regions]
