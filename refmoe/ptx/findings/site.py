@@ -1,4 +1,4 @@
-"""A race with the code around it, and a change that may order its two accesses: what the search for one begins with."""
+"""What a search for a remedy is given, a race with the code around it, and what it tries, a change of that code."""
 
 from __future__ import annotations
 
