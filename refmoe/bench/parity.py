@@ -17,8 +17,7 @@ from refmoe.errors import RefmoeError
 TARGETS = {"again_s": 20.0}
 """At most so long once everything is compiled."""
 
-#: The commit whose cases and faults are timed, but for four cases that are of the first of several ranks now. Later
-#: ones have more, so that their times tell nothing of the executor.
+#: The commit whose cases and faults are timed. Later ones have more, so that their times tell nothing of the executor.
 EARLIER = "2db4e6e"
 _LISTS = Path(__file__).with_name("data")
 _RAN = {"PASS", "UNSUPPORTED"}

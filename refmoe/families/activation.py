@@ -82,18 +82,20 @@ def _fingerprint_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any],
 
 
 def _special_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """One special in four blocks of five, NaN or Inf of either sign, as a gate or as an up.
-
-    A row alone begins each block with half of it NaN: a lane of the kernel that has no number of its own.
-    """
+    """One special in four blocks of five, NaN or Inf of either sign, as a gate or as an up."""
     gates, ups = _gaussian_gates(draw, rows, width)
     blocks = np.arange(rows * width // MX_BLOCK)
     places = blocks * MX_BLOCK + draw.integers(MX_BLOCK, blocks.shape)
     for kind, special in enumerate((np.nan, -np.nan, np.inf, -np.inf)):
         for side, values in enumerate((gates, ups)):
             values.reshape(-1)[places[blocks % 10 == 2 * kind + side]] = special
-    if rows == 1:
-        gates.reshape(-1, MX_BLOCK)[:, : MX_BLOCK // 2] = np.nan
+    return gates, ups
+
+
+def _nan_lane_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The first half of each block is NaN: a lane of the kernel that has no number of its own. Else `specials`."""
+    gates, ups = _special_gates(draw, rows, width)
+    gates.reshape(-1, MX_BLOCK)[:, : MX_BLOCK // 2] = np.nan
     return gates, ups
 
 
@@ -192,6 +194,8 @@ MIDPOINTS, CLAMPED = "midpoints", "clamp-midpoints"
 HALVED = "halved"
 #: The fill whose gates stand alone.
 LONELY = "lonely"
+#: The fill of lanes that hold nothing but NaN.
+NAN_LANES = "nan-lanes"
 
 GATE_FILLS = Fill.by_name(
     Fill("gaussian", "gate and up swapped, a rounding more or less, quantized from BF16", _gaussian_gates),
@@ -261,9 +265,16 @@ GATE_FILLS = Fill.by_name(
         _special_gates,
         Limits(zeros=1.0, saturated=0.7, nans=0.9, reason="most blocks hold a NaN or an Inf"),
     ),
+    Fill(
+        NAN_LANES,
+        "a lane that holds nothing but NaN taken for a zero, or for the block's maximum",
+        _nan_lane_gates,
+        Limits(zeros=1.0, saturated=0.7, nans=0.9, reason="half of each block is NaN"),
+    ),
 )
 #: Fills that go with every variant and parameters.
-PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (MIDPOINTS, CLAMPED, TIES, HALVED, LONELY, "zeros"))
+_MADE_FOR_SOME = (MIDPOINTS, CLAMPED, TIES, HALVED, LONELY, NAN_LANES)
+PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (*_MADE_FOR_SOME, "zeros"))
 
 VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
 #: An alpha, a beta and a limit of each expert, or those of gpt-oss; `edges` are numbers that no model has, and with
@@ -512,7 +523,7 @@ def _default() -> Iterator[Case]:
     for variant, (mode, edge) in product(VARIANT.words, COMPILED_POLICIES):
         yield _case(LONELY, 9, 416, 3, variant=variant, mode=mode, edge=edge, poison=0x7F)
     for variant, mode in zip(VARIANT.words, ("floor", "rceil"), strict=True):
-        yield _case("specials", 1, 320, 1, variant=variant, mode=mode, edge="flashinfer")
+        yield _case(NAN_LANES, 1, 320, 1, variant=variant, mode=mode, edge="flashinfer")
     # Rows that are NaN as a whole, too.
     for mode, edge in COMPILED_POLICIES:
         policy = {"mode": mode, "edge": edge, "layout": "128x4" if mode == "rceil" else "8x4"}

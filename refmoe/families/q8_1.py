@@ -139,13 +139,11 @@ _KINDS: tuple[tuple[float | None, float | None, float | None], ...] = (
 )
 #: Neighbours that a lane of the kernel holds. If all are NaN, the lane has no number of its own for the maximum.
 _LANE = 4
+_NAN_LANES = "nan-lanes"
 
 
 def _specials(draw: Draw, dtype: str, blocks: int) -> Values:
-    """Zeros, NaN and Inf of both signs, alone, together and among ordinary values: 12 kinds of block.
-
-    If there is but one of each kind, it begins with a lane of NaN: this lane stores the block's scale.
-    """
+    """Zeros, NaN and Inf of both signs, alone, together and among ordinary values: 12 kinds of block."""
     values = draw.normal((blocks, _BLOCK))
     first = draw.integers(_BLOCK, (blocks,))
     second = (first + 1 + draw.integers(_BLOCK - 1, (blocks,))) % _BLOCK
@@ -156,9 +154,14 @@ def _specials(draw: Draw, dtype: str, blocks: int) -> Values:
             values[block] = base
         for lane, value in ((first[block], one), (second[block], other)):
             values[block, lane] = ordinary[lane] if value is None else value
-    if blocks <= len(_KINDS):
-        values[:, :_LANE] = np.nan
     return _typed(values, dtype)
+
+
+def _nan_lanes(draw: Draw, dtype: str, blocks: int) -> Values:
+    """Each block begins with a lane of NaN, which stores the block's scale. The rest is `specials`."""
+    values = _specials(draw, dtype, blocks)
+    values[:, :_LANE] = np.nan
+    return values
 
 
 def _fill(name: str, catches: str, generator: Generator, limits: Limits | None = None) -> Fill:
@@ -193,6 +196,8 @@ _FILLS: Mapping[str, Fill] = MappingProxyType(
             _fill("fingerprint", "scales or sums of another block or row", _fingerprint,
                   Limits(scales=8, reason="neighbours have scales of their own")),
             _fill("specials", "NaN not dropped from the maximum, Inf, the sign of a zero sum", _specials,
+                  Limits(zeros=0.95, reason="most kinds of block are zero or not finite")),
+            _fill(_NAN_LANES, "a lane that holds nothing but NaN stores its own maximum as the scale", _nan_lanes,
                   Limits(zeros=0.95, reason="most kinds of block are zero or not finite")),
             Fill("real", "what only a model's hidden states and outlier channels show", _real,
                  Limits(zeros=0.5, reason="outlier channels leave small codes to the others")),
@@ -336,7 +341,7 @@ def _default() -> Iterator[Case]:
         yield _case("real", m, 2880)
     for variant in VARIANTS:
         for dtype in DTYPES:
-            yield _case("specials", 1, 384, dtype=dtype, variant=variant)  # a block of each kind
+            yield _case(_NAN_LANES, 1, 384, dtype=dtype, variant=variant)  # a block of each kind
     yield _case("gaussian", _LOOPING_ROWS, 32)
     for dtype in DTYPES:  # as many elements as the host code takes, a little below 2^31
         yield _case("gaussian", 3, 64, dtype=dtype, rows_before=_FAR_ROWS)

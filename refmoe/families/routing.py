@@ -466,7 +466,8 @@ def _default() -> Iterator[Case]:
             yield _route("gaussian", m, e, t, bias="distinct")
             if m > 2:  # fewer tokens may all have the same weights
                 yield _route("ties", m, e, t, dtype="bf16")
-        yield _route("gaussian", 9, e // 4, t, ranks=4)  # the first of four ranks
+        for first in (0, e // 4):  # the first two of four ranks
+            yield _route("gaussian", 9, e // 4, t, first_expert=first, ranks=4)
     for fill, dtype, m in product(_LOGITS, ("f32", "bf16"), (_FEW, 100)):
         yield _route(fill, m, 72, 6, dtype=dtype, bias="distinct" if fill != "signed-zeros" else "none")
     for number, (e, t) in enumerate((*_ROUTERS, (99, 5))):
@@ -504,7 +505,8 @@ def _default() -> Iterator[Case]:
     yield _route("given", 5, 600, 3, dtype="ids")  # more experts than a CTA that sorts few has threads
     yield _route("given", 1100, 8, 4, dtype="ids")  # more tokens than a CTA has threads
     yield _route("given", 8225, 5, 4, dtype="ids")  # more than the registers of a CTA hold, by 33
-    yield _route("given", 1500, 8, 5, dtype="ids", ranks=4)  # the first of four ranks
+    for first in (0, 8):
+        yield _route("given", 1500, 8, 5, dtype="ids", first_expert=first, ranks=4)
     yield _route("given", 32, 128, 4, dtype="ids", routing="all-one-token")
     yield _route("same", 1100, 12, 4)
     for m in (23, 24, 25, 255, 256, 257):  # the choices of a load, of a warp's step, and one less and more

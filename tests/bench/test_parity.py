@@ -30,7 +30,7 @@ def compiler() -> None:
 
 def test_the_cases_of_the_earlier_commit_are_cases_of_the_default_level() -> None:
     cases = parity.earlier("cases")
-    assert len(cases) == len(set(cases)) == 1300
+    assert len(cases) == len(set(cases)) == 1304
     assert [str(parse_case(text)) for text in cases] == cases
     assert set(cases) <= {str(case) for case in list_cases()}
 
