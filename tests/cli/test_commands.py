@@ -101,7 +101,7 @@ def test_usage_errors_exit_with_2_and_one_sentence(arguments: list[str], words: 
     assert "Traceback" not in found.output
 
 
-@pytest.mark.parametrize("content", thinned(["edited", "", "[1", "{}"], 2))
+@pytest.mark.parametrize("content", thinned(["edited", "", "[1", "{}"], 4))
 def test_a_file_that_is_no_report_is_an_error_for_report_and_gate_alike(content: str, tmp_path: Path) -> None:
     path = write_document(tmp_path / "a.json", [result()])
     path.write_text(path.read_text().replace("bit-exact", "bit-exakt") if content == "edited" else content)

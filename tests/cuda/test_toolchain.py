@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.selection.thinned import thinned
 from support.toolchain import spills_of
 
 from refmoe import ptx
@@ -180,7 +181,7 @@ def has_entries(source: Path, arch: str) -> bool:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("arch", KERNEL_ARCHS)
+@pytest.mark.parametrize("arch", thinned(KERNEL_ARCHS, 2))
 def test_no_kernel_spills_or_uses_local_memory(arch: str) -> None:
     targets = [Target(source, arch, "cubin") for source in sorted(CSRC.glob("*.cu"))]
     for target, path in build(targets).items():

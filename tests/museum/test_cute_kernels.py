@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from support.selection.thinned import thinned
 
 import refmoe.cute
 from refmoe.catalog import list_cases, parse_case, sound_kernel, source_sha256
@@ -163,7 +164,10 @@ def test_a_fault_of_the_device_code_can_be_planted(name: str, tmp_path: Path) ->
 @needs_cute
 @pytest.mark.parametrize(
     "name",
-    ["cute-promoted-in-two-steps", "cute-wgmma-not-waited-for", "cute-amax-with-sign", "cute-ptx-fragment-shifted"],
+    thinned(
+        ["cute-promoted-in-two-steps", "cute-wgmma-not-waited-for", "cute-amax-with-sign", "cute-ptx-fragment-shifted"],
+        2,
+    ),
 )
 def test_a_fault_is_caught(name: str) -> None:
     (result,) = plant_faults([FAULTS[name]], sound_kernel)

@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 from probe.test_infer import BF16, FP8, HALF, MIXED, MXF4, NVF4, PLAIN4, QGMMA, RIGHT, TF32, chain
 from support.probe.poser import Poser, whole
+from support.selection.thinned import thinned
 
 from refmoe.probe.family import MODES, Member, Parameters, cut_to
 from refmoe.probe.instructions import CODECS, INSTRUCTIONS, Instruction, of_target
@@ -15,7 +16,7 @@ from refmoe.probe.vectors import Unreachable, Vector, factors, mixture
 
 
 @pytest.mark.parametrize(
-    "instruction", [BF16, HALF, TF32, FP8, QGMMA, MIXED, PLAIN4, MXF4, NVF4], ids=lambda each: each.name
+    "instruction", thinned([BF16, HALF, FP8, TF32, QGMMA, MXF4, MIXED, PLAIN4, NVF4], 3), ids=lambda each: each.name
 )
 def test_a_member_answers_like_the_poser_of_its_parameters(instruction: Instruction) -> None:
     rng = random.Random(instruction.name)

@@ -186,7 +186,7 @@ def test_the_right_parameters_are_found(instruction: Instruction) -> None:
     assert {key: value for key, value in named(asked(instruction, box), box).items() if value[0] is not None} == {}
 
 
-@pytest.mark.parametrize(("instruction", "changes"), thinned(WRONG, 6), ids=ids)
+@pytest.mark.parametrize(("instruction", "changes"), thinned(WRONG, 12), ids=ids)
 def test_a_wrong_model_is_told_apart_and_its_parameters_are_named(
     instruction: Instruction, changes: dict[str, Any]
 ) -> None:

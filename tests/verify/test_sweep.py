@@ -192,7 +192,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("end", thinned([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], 2))
+@pytest.mark.parametrize("end", thinned([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], 3))
 def test_after_an_interrupt_no_process_is_left_and_results_are_there(tmp_path: Path, end: signal.Signals) -> None:
     """Ctrl-C goes to all processes of a terminal, other signals to the one that is named."""
     script, path = tmp_path / "script.py", tmp_path / "ledger"

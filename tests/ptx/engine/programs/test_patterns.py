@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.ptx_kernel import compile_cuda
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 
@@ -80,7 +81,7 @@ extern "C" __global__ void k(int* out, const int* in, int n) {
 """
 
 
-@pytest.fixture(params=[24576, 64, 200])
+@pytest.fixture(params=thinned([24576, 64, 200], 2))
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr("refmoe.ptx.launcher.LANES_AT_ONCE", request.param)
     return int(request.param)
