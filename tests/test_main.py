@@ -83,7 +83,7 @@ INSTALL = {"torch": "'refmoe[cuda]'", "cuda": "'refmoe[cuda]'", "cutlass_library
     ("package", "every"),
     [
         # A process for each takes seconds.
-        *thinned(((package, False) for package in NEEDED), 2),
+        *thinned(((package, False) for package in NEEDED), 4),
         *(pytest.param(package, True, marks=pytest.mark.slow) for package in NEEDED),
     ],
 )

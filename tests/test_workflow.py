@@ -133,6 +133,7 @@ def here(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
+@pytest.mark.slow
 def test_the_committed_reports_make_a_page(tmp_path: Path) -> None:
     """The line of the gate's job, as it stands there: a new kind of report in reports/ must not break it."""
     (command,) = [command for command in PAGES if command.startswith("find reports")]

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(NVCC is None, reason="no nvcc on this machine")
 SMALL = {"hidden": 256, "intermediate": 128, "experts": 16, "top_k": 3, "groups": 4, "top_groups": 2}
 
 
+@pytest.mark.slow
 def test_every_launch_is_compared_whole() -> None:
     found = deepseek.run(**SMALL)
     assert found["all_reached"]

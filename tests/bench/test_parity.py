@@ -46,6 +46,7 @@ def test_the_faults_of_the_earlier_commit_can_be_planted() -> None:
 
 
 @pytest.mark.usefixtures("compiler")
+@pytest.mark.slow
 def test_a_run_of_parity_is_timed_and_judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(parity, "TARGETS", {"again_s": 0.001})
     monkeypatch.setattr(parity, "earlier", lambda what: [CASE])

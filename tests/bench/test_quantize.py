@@ -20,6 +20,7 @@ def test_measure_takes_turns_after_one_unmeasured_round_each() -> None:
         measure({}, rounds=0)
 
 
+@pytest.mark.slow
 def test_run_reports_both_comparisons() -> None:
     pytest.importorskip("torchao")
     pytest.importorskip("gguf")

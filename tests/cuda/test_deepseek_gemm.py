@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from support.selection.thinned import thinned
 from support.traffic_meter import Meter, meter  # noqa: F401
 
 from refmoe.chips import KERNEL_ARCHS
@@ -193,7 +194,7 @@ def test_the_tile_that_is_chosen(rows: int, mma: int, wgmma: int) -> None:
     assert (MMA.choose_tile_m(rows), WGMMA.choose_tile_m(rows)) == (mma, wgmma)
 
 
-@pytest.mark.parametrize("tile_m", MMA.tiles_m)
+@pytest.mark.parametrize("tile_m", thinned(MMA.tiles_m, 2))
 def test_other_rows_are_neither_read_nor_written(meter: Meter, tile_m: int) -> None:  # noqa: F811
     """Of tokens and their scales every byte of rows in use is read and no other; of weights those of experts in use."""
     deepseek_gemm(**operands(), m_indptr=INDPTR, device=meter, tile_m=tile_m, out_dtype="f32")

@@ -101,7 +101,7 @@ def test_a_short_last_batch_is_filled_with_copies() -> None:
     assert (last[used:] == np.resize(last[:used], (80 - used, 32))).all()
 
 
-@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize("name", thinned(SUBJECTS, 2))
 def test_a_subject_passes_a_thin_slice_and_a_wrong_byte_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_device("ptx")
     piece = Piece(SUBJECTS[name], "fp16", "rceil", "exact", 20000, 20001)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.selection.thinned import thinned
 
 from refmoe.catalog import list_cases
 from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
@@ -242,7 +243,7 @@ def test_the_samples_have_512_by_512_outputs_of_each_class(family: str) -> None:
 SAMPLED = [(model, tile_m, 1) for model in INSTRUCTIONS for tile_m in INSTRUCTIONS[model].tiles_m]
 
 
-@pytest.mark.parametrize(("model", "tile_m", "ctas"), [*SAMPLED, ("sm90_wgmma_fp8", 128, 2)])
+@pytest.mark.parametrize(("model", "tile_m", "ctas"), thinned([*SAMPLED, ("sm90_wgmma_fp8", 128, 2)], 3))
 def test_a_sample_runs_with_every_tile(model: str, tile_m: int, ctas: int) -> None:
     """Windows of 128 rows, of an expert with three of them, under tiles that are lower, as high, and higher."""
     shape = Shape(300, 128, n=512, e=2)

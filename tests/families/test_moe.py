@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.selection.thinned import thinned
 
 from refmoe.catalog import list_cases, parse_case
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
@@ -67,7 +68,7 @@ WRONG_BYTES = [
 ]
 
 
-@pytest.mark.parametrize(("mutant", "stage", "text"), WRONG_BYTES)
+@pytest.mark.parametrize(("mutant", "stage", "text"), thinned(WRONG_BYTES, 2))
 def test_wrong_bytes_are_reported_at_the_stage_that_writes_them(
     mutant: str, stage: str, text: str, compiler: None, tmp_path: Path
 ) -> None:

@@ -331,7 +331,7 @@ FAULTS: dict[str, Patch] = {
 FAULTS["conditions always hold"] = way(lambda one: replace(one, conditions=[]))
 
 
-@pytest.mark.parametrize("name", thinned(FAULTS, 2))
+@pytest.mark.parametrize("name", thinned(FAULTS, 4))
 def test_a_fault_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     FAULTS[name](monkeypatch)
     assert failing() is not None

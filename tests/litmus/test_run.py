@@ -180,6 +180,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert result.stdout.splitlines()[0].split()[:3] == ["shape", "cause", "agrees"]
 
 
+@pytest.mark.slow
 def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     documents = []
     for jobs in ("1", "2"):

@@ -166,7 +166,7 @@ def test_a_fault_of_the_device_code_can_be_planted(name: str, tmp_path: Path) ->
     "name",
     thinned(
         ["cute-promoted-in-two-steps", "cute-wgmma-not-waited-for", "cute-amax-with-sign", "cute-ptx-fragment-shifted"],
-        2,
+        4,
     ),
 )
 def test_a_fault_is_caught(name: str) -> None:

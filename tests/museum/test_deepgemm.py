@@ -95,6 +95,7 @@ def test_the_two_orders_that_it_lacks() -> None:
 
 
 @installed
+@pytest.mark.slow
 def test_faults_are_caught() -> None:
     """Three of them; `make mutants` plants all."""
     chosen = [fault for fault in DEEPGEMM_FAULTS if fault.name[:3] in ("703", "708", "710")]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.mx_blocks import adversarial_blocks
 from support.policy_data import ELEMENT, adversarial, gaussian, real, slow
+from support.selection.thinned import thinned
 
 from refmoe.errors import ArgumentError
 from refmoe.formats import BF16, E8M0
@@ -27,7 +28,9 @@ SLOW_POLICIES = {
 }
 
 
-@pytest.mark.parametrize(("format", "name"), [(f, name) for f, names in SLOW_POLICIES.items() for name in names])
+@pytest.mark.parametrize(
+    ("format", "name"), thinned([(f, name) for f, names in SLOW_POLICIES.items() for name in names], 3)
+)
 def test_the_figures_of_a_policy_against_exact_rationals(format: str, name: str) -> None:
     fmt = ELEMENT[format]
     defined, codes, scales = slow("bf16", format, name)

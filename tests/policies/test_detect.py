@@ -20,7 +20,7 @@ SPECIFIED = {format: [rule.name for rule in rules(format) if "@" not in rule.nam
 EVERY = [(format, name) for format, names in SPECIFIED.items() for name in names]
 
 
-@pytest.mark.parametrize("dtype", thinned(["bf16", "fp32"], 2))
+@pytest.mark.parametrize("dtype", thinned(["bf16", "fp32"], 4))
 @pytest.mark.parametrize(("format", "name"), EVERY)
 def test_bytes_of_the_specification_name_its_policy_and_those_that_agree(format: str, name: str, dtype: str) -> None:
     """On adversarial blocks; the rules that agree are counted by the specification too, none more and none less."""
@@ -39,7 +39,7 @@ def test_bytes_of_the_specification_name_its_policy_and_those_that_agree(format:
     assert {match.rule.name: match.undefined for match in found.matches if "@" not in match.rule.name} == agree
 
 
-@pytest.mark.parametrize("fill", thinned(FILLS, 3))
+@pytest.mark.parametrize("fill", thinned(FILLS, 6))
 @pytest.mark.parametrize(("format", "name"), EVERY)
 def test_every_policy_is_named_on_every_fill(format: str, name: str, fill: str) -> None:
     x = read_input(f"{fill}:m16k416").x.reshape(-1, 32)
@@ -94,7 +94,7 @@ def same_scales(blocks: InputBlocks, first: str, second: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("format", "name"), EVERY)
-@pytest.mark.parametrize("dtype", thinned(INPUTS, 2))
+@pytest.mark.parametrize("dtype", thinned(INPUTS, 4))
 def test_a_block_is_undefined_where_the_quantizer_refuses_it(format: str, name: str, dtype: str) -> None:
     blocks = InputBlocks(adversarial(dtype), format)
     quantizer = quantize_mxfp8 if format == "mxfp8" else quantize_mxfp4

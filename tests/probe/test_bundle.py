@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.probe.executor_driver import ExecutorDriver
+from support.selection.thinned import thinned
 from typer.testing import CliRunner
 
 from refmoe.cli import app
@@ -253,7 +254,7 @@ DAMAGE: dict[str, tuple[Callable[[Document], Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.parametrize("name", thinned(DAMAGE, 3))
 def test_damage_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
     change, sentence = DAMAGE[name]
     document = copy.deepcopy(made())

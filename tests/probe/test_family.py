@@ -16,7 +16,7 @@ from refmoe.probe.vectors import Unreachable, Vector, factors, mixture
 
 
 @pytest.mark.parametrize(
-    "instruction", thinned([BF16, HALF, FP8, TF32, QGMMA, MXF4, MIXED, PLAIN4, NVF4], 3), ids=lambda each: each.name
+    "instruction", thinned([BF16, HALF, FP8, TF32, QGMMA, MXF4, MIXED, PLAIN4, NVF4], 6), ids=lambda each: each.name
 )
 def test_a_member_answers_like_the_poser_of_its_parameters(instruction: Instruction) -> None:
     rng = random.Random(instruction.name)

@@ -161,7 +161,7 @@ def keys_of(key: str) -> list[str]:
         return [each for each in (key, f"{key}_x4") if f"{each}/a" in file.files]
 
 
-@pytest.mark.parametrize("entry", thinned(map(pytest.param, RECORDED), 4), ids=lambda entry: entry[0])
+@pytest.mark.parametrize("entry", thinned(map(pytest.param, RECORDED), 8), ids=lambda entry: entry[0])
 def test_the_right_member_gives_every_recorded_answer(entry: Any) -> None:
     instruction, parameters = right(entry)
     assert contradicted(instruction, parameters, keys_of(entry[0])) is None

@@ -114,7 +114,7 @@ def same_bytes(x: np.ndarray, y: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("b_format", PAIRS)
-@pytest.mark.parametrize(("m", "n", "k"), thinned([(64, 32, 128), (70, 40, 384), (1, 33, 256)], 2))
+@pytest.mark.parametrize(("m", "n", "k"), thinned([(64, 32, 128), (70, 40, 384), (1, 33, 256)], 4))
 def test_every_byte(b_format: str, m: int, n: int, k: int) -> None:
     problem = Problem(b_format, m, n, k, seed=m + n)
     out, result = problem.run(kernel_text(b_format))

@@ -16,7 +16,7 @@ ALPHA, BETA, LIMIT = (int(np.float32(x).view(np.uint32)) for x in (1.702, 1.0, 7
 
 @pytest.mark.parametrize("variant", ["gpt_oss", "silu"])
 @pytest.mark.parametrize("dtype", [np.float32, BF16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("bias", [None, "shared", "per row"])
+@pytest.mark.parametrize("bias", thinned([None, "shared", "per row"], 3))
 def test_equals_the_specification(variant: str, dtype: np.dtype, bias: str | None) -> None:
     rng = np.random.default_rng(7)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -37,7 +37,7 @@ def test_every_pair_of_corners(variant: str) -> None:
 
 
 @pytest.mark.parametrize("limit", [0.0, -0.0])
-@pytest.mark.parametrize("beta", thinned([1.0, 0.0, -0.0, -1.0], 2))
+@pytest.mark.parametrize("beta", thinned([1.0, 0.0, -0.0, -1.0], 4))
 def test_every_pair_of_corners_at_a_limit_of_zero(limit: float, beta: float) -> None:
     """-0 lies below +0: the clamps decide the sign of a zero, and NumPy's own minimum leaves it open."""
     gate, up = (side.reshape(-1) for side in np.meshgrid(CORNERS, CORNERS))

@@ -27,7 +27,7 @@ def problem(fill: str, m: int, k: int, **options: Any) -> tuple[Q8Tensor, MXTens
 
 
 @pytest.mark.parametrize(("m", "k"), [(1, 4512), (5, 2304)])  # past a round of the threads, with 4 warps and with 2
-@pytest.mark.parametrize("fill", thinned(DP4A_GEMV.fills, 2))
+@pytest.mark.parametrize("fill", thinned(DP4A_GEMV.fills, 4))
 def test_every_fill_is_as_specified(fill: str, m: int, k: int) -> None:
     q8, weights, given = problem(fill, m, k, alpha="distinct", bias="distinct")
     ids, alpha, bias = given["topk_ids"], given["alpha"], given["bias"]

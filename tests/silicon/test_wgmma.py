@@ -80,6 +80,7 @@ def test_draws_are_the_same_each_time() -> None:
 
 
 @pytest.mark.skipif(PTXAS is None, reason="no ptxas")
+@pytest.mark.slow
 def test_ptxas_takes_every_kernel(tmp_path: Path) -> None:
     source = tmp_path / "products.ptx"
     source.write_text(module_text_of([*ENTRIES, *marked_entries()]))

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.selection.thinned import thinned
 
 from refmoe import cuda
 from refmoe.catalog import all_families, kernel_of
@@ -174,7 +175,7 @@ def test_a_name_that_a_package_hands_on_leads_to_the_package(tmp_path: Path) -> 
     assert source._imports(tmp_path / "m.py", "x") == ("refmoe.cuda", "refmoe.cuda.launch", "refmoe.cuda")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", thinned(FAMILIES, 3))
 def test_a_family_is_hashed_with_every_source_that_it_launches_and_the_host_code_that_does(
     name: str, tmp_path: Path
 ) -> None:
@@ -239,21 +240,24 @@ MXFP8, CUTLASS, DEEPGEMM, CUTE = "mxfp8_quantize", "cutlass_gemm", "deepgemm_gem
 
 @pytest.mark.parametrize(
     ("name", "module", "before"),
-    [
-        # What launches and what compiles, for refmoe's own kernels and for the museum's.
-        *((name, "refmoe.cuda.device", "") for name in (MXFP8, CUTLASS, DEEPGEMM, CUTE)),
-        *((name, "refmoe.cuda.toolchain", "") for name in (MXFP8, "moe", CUTLASS)),
-        # What hands a case to the host code, and what that calls.
-        (MXFP8, "refmoe.families.quantize", "def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:"),
-        (MXFP8, "refmoe.families.far", "def far_device("),
-        ("moe", "refmoe.families.moe", "def _arguments(case: Case, inputs: Inputs) -> dict[str, Any]:"),
-        ("sm12x_gemm", "refmoe.families.gemm.grouped", "def run_products("),
-        (CUTLASS, "refmoe.museum.cutlass.kernel", "class Cutlass(Kernel):"),
-        (DEEPGEMM, "refmoe.museum.deepgemm.kernel", "class DeepGemm(Kernel):"),
-        (DEEPGEMM, "refmoe.museum.deepgemm.kernel", "def _taken(case: Case, problem: Problem, found: Any) -> Any:"),
-        (CUTE, "refmoe.museum.cute_deepseek_gemm.kernel", "class CuteGemm(CuteKernel):"),
-        (CUTE, "refmoe.museum.cute_kernel", "class CuteKernel(Kernel, ABC):"),
-    ],
+    thinned(
+        [
+            # What launches and what compiles, for refmoe's own kernels and for the museum's.
+            *((name, "refmoe.cuda.device", "") for name in (MXFP8, CUTLASS, DEEPGEMM, CUTE)),
+            *((name, "refmoe.cuda.toolchain", "") for name in (MXFP8, "moe", CUTLASS)),
+            # What hands a case to the host code, and what that calls.
+            (MXFP8, "refmoe.families.quantize", "def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:"),
+            (MXFP8, "refmoe.families.far", "def far_device("),
+            ("moe", "refmoe.families.moe", "def _arguments(case: Case, inputs: Inputs) -> dict[str, Any]:"),
+            ("sm12x_gemm", "refmoe.families.gemm.grouped", "def run_products("),
+            (CUTLASS, "refmoe.museum.cutlass.kernel", "class Cutlass(Kernel):"),
+            (DEEPGEMM, "refmoe.museum.deepgemm.kernel", "class DeepGemm(Kernel):"),
+            (DEEPGEMM, "refmoe.museum.deepgemm.kernel", "def _taken(case: Case, problem: Problem, found: Any) -> Any:"),
+            (CUTE, "refmoe.museum.cute_deepseek_gemm.kernel", "class CuteGemm(CuteKernel):"),
+            (CUTE, "refmoe.museum.cute_kernel", "class CuteKernel(Kernel, ABC):"),
+        ],
+        3,
+    ),
 )
 def test_a_statement_more_in_what_runs_a_case_changes_the_hash(
     name: str, module: str, before: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -171,6 +171,7 @@ def test_a_worker_that_is_another_refmoe_does_nothing(
     assert not ledger.done
 
 
+@pytest.mark.slow
 def test_a_worker_without_refmoe_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "refmoe.py").write_text("raise ImportError('another package')")
     cluster.worker("--no-nanny", path=tmp_path)

@@ -58,6 +58,7 @@ def test_a_step_has_the_products_and_copies_of_its_tile(mma: Mma, tile: Tile) ->
 
 
 @needs_tools
+@pytest.mark.slow
 def test_launches_of_as_many_steps_and_foreign_ptx_are_refused(tmp_path: Path) -> None:
     tile = Tile(128, 8, 128)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.moe import random_layer, random_tokens
+from support.selection.thinned import thinned
 from support.toolchain import NVCC
 from support.traffic_meter import Meter, meter  # noqa: F401
 
@@ -39,13 +40,16 @@ def named(shape: LayerShape, path: str, given: dict[str, Any], **chosen: str) ->
 @needs_nvcc
 @pytest.mark.parametrize(
     ("text", "launches"),
-    [
-        ("integer_moe:bf16:m1k96n64e8t4:gaussian:bias=distinct:params=distinct:seed7@ptx", 6),
-        ("integer_moe:bf16:m5k64n32e4t2:gaussian:path=llama_cpp:bias=distinct:seed7@ptx", 6),
-        ("integer_moe:bf16:m3k64n32e6t2:gaussian:variant=silu:seed7@ptx", 6),
-        ("integer_moe:q8_1:m3k96n32e6t2:gaussian:path=llama_cpp:output=q8_1:bias=distinct:seed7@ptx", 5),
-        ("integer_moe:bf16:m1k96n64e8t4:gaussian:path=llama_cpp:output=q8_1:seed7@ptx", 6),
-    ],
+    thinned(
+        [
+            ("integer_moe:bf16:m1k96n64e8t4:gaussian:bias=distinct:params=distinct:seed7@ptx", 6),
+            ("integer_moe:bf16:m5k64n32e4t2:gaussian:path=llama_cpp:bias=distinct:seed7@ptx", 6),
+            ("integer_moe:bf16:m3k64n32e6t2:gaussian:variant=silu:seed7@ptx", 6),
+            ("integer_moe:q8_1:m3k96n32e6t2:gaussian:path=llama_cpp:output=q8_1:bias=distinct:seed7@ptx", 5),
+            ("integer_moe:bf16:m1k96n64e8t4:gaussian:path=llama_cpp:output=q8_1:seed7@ptx", 6),
+        ],
+        2,
+    ),
 )
 def test_declared_traffic_is_what_the_executor_sees(text: str, launches: int, meter: Meter) -> None:  # noqa: F811
     case = parse_case(text)

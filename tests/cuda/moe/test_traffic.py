@@ -57,7 +57,7 @@ def called(case: Case, globals_: bool) -> MoECall:
                 False,
             ),  # two atoms of scales
         ],
-        2,
+        4,
     ),
 )
 def test_declared_traffic_is_what_the_executor_sees(text: str, globals_: bool, meter: Meter) -> None:  # noqa: F811

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.ptx_kernel import line_of, run
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 
@@ -37,7 +38,7 @@ def copied(
     return out.reshape(threads, 4)
 
 
-@pytest.mark.parametrize("wait", [WAIT, "cp.async.wait_all;", "cp.async.commit_group; cp.async.wait_all;"])
+@pytest.mark.parametrize("wait", thinned([WAIT, "cp.async.wait_all;", "cp.async.commit_group; cp.async.wait_all;"], 3))
 @pytest.mark.parametrize("space", ["shared", "shared::cta"])
 @pytest.mark.parametrize("hint", ["", ".L2::64B", ".L2::128B", ".L2::256B"])
 def test_16_bytes_arrive(wait: str, space: str, hint: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.ptx_kernel import text
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 
@@ -50,7 +51,7 @@ def launch(first: int, schedule: int, shift: int = IN_A_ROW) -> list[int]:
 
 
 @pytest.mark.parametrize("schedule", [0, 1, 3, 7])
-@pytest.mark.parametrize("first", [64, 128, 192])
+@pytest.mark.parametrize("first", thinned([64, 128, 192], 3))
 def test_bytes_beyond_a_phase_are_of_the_next_one(first: int, schedule: int) -> None:
     assert launch(first, schedule) == [2] * 128
 
@@ -63,7 +64,7 @@ def test_a_phase_that_would_end_inside_of_a_piece_does_not_end(first: int, sched
         launch(first, schedule)
 
 
-@pytest.mark.parametrize("first", [4, 100, 124, 252])
+@pytest.mark.parametrize("first", thinned([4, 100, 124, 252], 2))
 def test_bytes_of_one_place_come_one_after_another(first: int) -> None:
     for schedule in (0, 1, 3, 7):
         assert launch(first, schedule, ONE_WORD) == [65] * 128

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from support.selection.thinned import thinned
 
 import refmoe
 from refmoe import ptx
@@ -110,21 +111,24 @@ TAKEN = WAIT.format(n="W") + "@!%p2 ld.shared.u32 %r9, [%r5];"
 
 @pytest.mark.parametrize(
     ("between", "right"),
-    [
-        # By a third thread, ordered after the writes and before the copy; by each writer; by the thread that copies.
-        ("bar.sync 0; @%p1 fence.proxy.async; bar.sync 0;", True),
-        (GLOBAL + "bar.sync 0;", True),
-        ("bar.sync 0; @%p0 fence.proxy.async;", True),
-        # Of shared memory, and by the thread that copies before the others' writes are known to it.
-        (GENERIC + "bar.sync 0;", False),
-        ("@%p0 fence.proxy.async; bar.sync 0;", False),
-        # By a third thread, ordered before the writes.
-        ("@%p1 fence.proxy.async; bar.sync 0;", False),
-        # So many times that the first ones are forgotten: what is behind those is not fenced for that, and another
-        # thread's fence is not forgotten for these.
-        ("@%p1 fence.proxy.async;" * 20 + "bar.sync 0;", False),
-        ("bar.sync 0; @%p0 fence.proxy.async; setp.eq.u32 %p10, %r1, 1;" + "@%p10 fence.proxy.async;" * 20, True),
-    ],
+    thinned(
+        [
+            # By a third thread, after the writes and before the copy; by each writer; by the thread that copies.
+            ("bar.sync 0; @%p1 fence.proxy.async; bar.sync 0;", True),
+            (GLOBAL + "bar.sync 0;", True),
+            ("bar.sync 0; @%p0 fence.proxy.async;", True),
+            # Of shared memory, and by the thread that copies before the others' writes are known to it.
+            (GENERIC + "bar.sync 0;", False),
+            ("@%p0 fence.proxy.async; bar.sync 0;", False),
+            # By a third thread, ordered before the writes.
+            ("@%p1 fence.proxy.async; bar.sync 0;", False),
+            # So many times that the first ones are forgotten: what is behind those is not fenced for that, and another
+            # thread's fence is not forgotten for these.
+            ("@%p1 fence.proxy.async;" * 20 + "bar.sync 0;", False),
+            ("bar.sync 0; @%p0 fence.proxy.async; setp.eq.u32 %p10, %r1, 1;" + "@%p10 fence.proxy.async;" * 20, True),
+        ],
+        2,
+    ),
 )
 def test_fences_of_global_memory(between: str, right: bool) -> None:
     body = WRITTEN + between + loaded() + TAKEN
@@ -143,13 +147,16 @@ def test_a_fence_that_nothing_orders_before_the_copy() -> None:
 
 @pytest.mark.parametrize(
     ("writer", "signal", "reader", "right"),
-    [
-        ("fence.proxy.async;", "", "", True),
-        ("", "@%p0 fence.proxy.async;", "", True),
-        ("", "", "AFTER", True),
-        ("", "", "BEFORE", False),
-        ("", "", "", False),
-    ],
+    thinned(
+        [
+            ("fence.proxy.async;", "", "", True),
+            ("", "@%p0 fence.proxy.async;", "", True),
+            ("", "", "AFTER", True),
+            ("", "", "BEFORE", False),
+            ("", "", "", False),
+        ],
+        2,
+    ),
 )
 def test_fences_of_another_block(writer: str, signal: str, reader: str, right: bool) -> None:
     early, late = (f"@%p0 {GLOBAL}" if reader == each else "" for each in ("BEFORE", "AFTER"))

@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from support.ptx_bulk import COMMIT, FENCE, Tensor, box_bytes, fill, memory_of, run, size_of, stored
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 from refmoe.ptx.engine.exact_races import ExactShadow
@@ -134,7 +135,7 @@ def launch(
     return there if isinstance(there, np.ndarray) else np.asarray(there.array)
 
 
-@pytest.mark.parametrize(("operation", "name"), EVERY)
+@pytest.mark.parametrize(("operation", "name"), thinned(EVERY, 3))
 def test_in_global_memory(operation: str, name: str) -> None:
     rng = np.random.default_rng(len(operation) + 7 * len(name))
     count = BYTES // SIZES[name]
@@ -181,7 +182,18 @@ SHAPES = {
 
 @pytest.mark.parametrize(
     ("name", "operation"),
-    [("f32", "add"), ("u32", "add"), ("u32", "xor"), ("s64", "min"), ("s64", "or"), ("bf16", "add"), ("f16", "max")],
+    thinned(
+        [
+            ("f32", "add"),
+            ("u32", "add"),
+            ("u32", "xor"),
+            ("s64", "min"),
+            ("s64", "or"),
+            ("bf16", "add"),
+            ("f16", "max"),
+        ],
+        3,
+    ),
 )
 @pytest.mark.parametrize("start", [(0, 0, 0), (8, 1, 1), (16, 9, 2)])
 def test_in_tensors(name: str, operation: str, start: tuple[int, ...]) -> None:

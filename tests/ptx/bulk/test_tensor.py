@@ -30,6 +30,7 @@ from support.ptx_bulk import (
     stored,
     wait,
 )
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 from refmoe.ptx.state import tensormap
@@ -62,7 +63,7 @@ def store_box(tensor: Tensor, start: tuple[int, ...], size: int) -> None:
     assert target.tobytes() == expected
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", thinned(SHAPES, 3))
 @pytest.mark.parametrize("start", STARTS)
 def test_loads(shape: str, start: str) -> None:
     tensor = SHAPES[shape]
@@ -72,7 +73,7 @@ def test_loads(shape: str, start: str) -> None:
 # Stores begin inside, and the rows of their tensors end where 16 bytes do.
 
 
-@pytest.mark.parametrize("shape", STORED_SHAPES)
+@pytest.mark.parametrize("shape", thinned(STORED_SHAPES, 3))
 @pytest.mark.parametrize("start", STORED_STARTS)
 def test_stores(shape: str, start: str) -> None:
     tensor = STORED_SHAPES[shape]

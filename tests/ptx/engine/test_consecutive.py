@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.ptx_kernel import text
 from support.ptx_ways import Way, ways
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 from refmoe.ptx.state.pages import PAGE
@@ -15,7 +16,7 @@ STRICT = ptx.Checks(strict=True)
 
 
 @ways
-@pytest.mark.parametrize("begin", [0, PAGE - 64, PAGE - 512, 2 * PAGE - 16])
+@pytest.mark.parametrize("begin", thinned([0, PAGE - 64, PAGE - 512, 2 * PAGE - 16], 3))
 @pytest.mark.parametrize("words", [1, 2, 4])
 def test_consecutive_stores_are_put_back(words: int, begin: int, way: Way) -> None:
     size = 4 * words

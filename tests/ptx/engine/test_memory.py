@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.ptx_kernel import compile_cuda, line_of, run, text
 from support.ptx_ways import Way, ways
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 
@@ -93,14 +94,17 @@ def test_one_lane_outside_among_lanes_of_two_buffers() -> None:
 @both_ways
 @pytest.mark.parametrize(
     ("instruction", "width"),
-    [
-        ("ld.global.v2.u16 {%h1, %h2}, [%d3];", 4),
-        ("ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%d3];", 16),
-        ("ld.global.v8.b32 {%r5, %r6, %r7, %r8, %r9, %r10, %r11, %r12}, [%d3];", 32),
-        ("st.global.v2.u64 [%d3], {%d4, %d4};", 16),
-        ("st.global.u16 [%d3], 7;", 2),
-        ("atom.global.add.u32 %r5, [%d3], 1;", 4),
-    ],
+    thinned(
+        [
+            ("ld.global.v2.u16 {%h1, %h2}, [%d3];", 4),
+            ("ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%d3];", 16),
+            ("ld.global.v8.b32 {%r5, %r6, %r7, %r8, %r9, %r10, %r11, %r12}, [%d3];", 32),
+            ("st.global.v2.u64 [%d3], {%d4, %d4};", 16),
+            ("st.global.u16 [%d3], 7;", 2),
+            ("atom.global.add.u32 %r5, [%d3], 1;", 4),
+        ],
+        3,
+    ),
 )
 def test_misaligned(instruction: str, width: int, checks: ptx.Checks) -> None:
     body = ACCESS.format(base="%d1", instruction=instruction)

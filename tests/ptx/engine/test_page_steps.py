@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 from support.ptx_kernel import run
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 
@@ -73,7 +74,7 @@ def meet(load: str, write: str, fine: str = "", between: str = "", page: int = 0
 
 
 @pytest.mark.parametrize("page", [0, 4096])
-@pytest.mark.parametrize("fine", ["", FINE], ids=["wide granules", "words"])
+@pytest.mark.parametrize("fine", thinned(["", FINE], 3), ids=["wide granules", "words"])
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("load", LOADS)
 def test_a_read_since_the_last_meeting_races(load: str, write: str, fine: str, page: int) -> None:

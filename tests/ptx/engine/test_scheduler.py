@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.ptx_kernel import run, text
 from support.ptx_ways import Way, ways
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 from refmoe.ptx import launcher
@@ -55,7 +56,9 @@ def tickets(loop: str, trips: int, other: int) -> list[int]:
 
 @pytest.mark.parametrize("other", [1, 32])
 @pytest.mark.parametrize("loop", PATIENT)
-@pytest.mark.parametrize(("trips", "expected"), [(PATIENCE, [0, 1]), (PATIENCE + 1, [1, 0]), (PATIENCE + 9, [1, 0])])
+@pytest.mark.parametrize(
+    ("trips", "expected"), thinned([(PATIENCE, [0, 1]), (PATIENCE + 1, [1, 0]), (PATIENCE + 9, [1, 0])], 3)
+)
 def test_a_long_loop_loses_its_turn(loop: str, other: int, trips: int, expected: list[int]) -> None:
     # A loop of n trips takes its back edge n - 1 times.
     assert tickets(PATIENT[loop], trips, other) == expected

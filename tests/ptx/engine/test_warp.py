@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.ptx_kernel import line_of, run
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 
@@ -38,7 +39,7 @@ def _shuffle(mode: str, values, b: int, c: int):
 
 
 @pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
-@pytest.mark.parametrize("c", [0x001F, 0x0000, 0x181F, 0x1807, 0x1C03, 0x1000, 0x0F0F, 0x1F1F])
+@pytest.mark.parametrize("c", thinned([0x001F, 0x0000, 0x181F, 0x1807, 0x1C03, 0x1000, 0x0F0F, 0x1F1F], 3))
 def test_shuffle(mode: str, c: int) -> None:
     if mode == "up":
         c &= ~0x1F  # the clamp of .up is a lower bound

@@ -33,6 +33,7 @@ from support.ptx_isa import (
     real,
     unpack,
 )
+from support.selection.thinned import thinned
 
 from refmoe.ptx import isa
 
@@ -129,14 +130,14 @@ def tie_rows(f: Ieee, count: int, seed: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", thinned(OPERATIONS, 3))
 def test_f32(name: str, mode: str) -> None:
     rows = float_rows(F32, OPERATIONS[name][0], seed(name + mode))
     assert_lanes(isa.resolve(f"{name}.{mode}.f32"), oracle(name, F32, mode[1]), rows)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", thinned(OPERATIONS, 3))
 def test_f32_ftz(name: str, mode: str) -> None:
     rows = float_rows(F32, OPERATIONS[name][0], seed(name + mode + "ftz"), 200)
     assert_lanes(isa.resolve(f"{name}.{mode}.ftz.f32"), oracle(name, F32, mode[1], ftz=True), rows)
@@ -151,7 +152,7 @@ def test_f32_sat(name: str, ftz: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", thinned(OPERATIONS, 3))
 def test_f64(name: str, mode: str) -> None:
     rows = float_rows(F64, OPERATIONS[name][0], seed(name + mode + "f64"), 200)
     assert_lanes(isa.resolve(f"{name}.{mode}.f64"), oracle(name, F64, mode[1]), rows)
@@ -180,7 +181,7 @@ def test_fma_f64_ordinary_operands() -> None:
 
 
 @pytest.mark.parametrize("f", [F16, BF16], ids=lambda f: f.name)
-@pytest.mark.parametrize("name", ["add", "sub", "mul", "fma"])
+@pytest.mark.parametrize("name", thinned(["add", "sub", "mul", "fma"], 2))
 def test_halves(name: str, f: Ieee) -> None:
     rows = float_rows(f, OPERATIONS[name][0], seed(name + f.name))
     lane = oracle(name, f, "n")
@@ -275,7 +276,7 @@ def extremum_lane(name: str, f: Ieee, *, ftz: bool, nan: bool, xorsign: bool) ->
 
 @pytest.mark.parametrize("nan", [False, True])
 @pytest.mark.parametrize("name", ["min", "max"])
-@pytest.mark.parametrize("f", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("f", thinned(FORMATS.values(), 3), ids=FORMATS)
 def test_min_max(f: Ieee, name: str, nan: bool) -> None:
     if f is F64:
         if not nan:
@@ -293,7 +294,7 @@ def test_min_max(f: Ieee, name: str, nan: bool) -> None:
 
 
 @pytest.mark.parametrize("f", [F16, BF16], ids=lambda f: f.name)
-@pytest.mark.parametrize("name", ["add", "sub", "fma"])
+@pytest.mark.parametrize("name", thinned(["add", "sub", "fma"], 2))
 def test_sums_in_f32_of_halves(name: str, f: Ieee) -> None:
     """PTX ISA, "Mixed Precision Floating-Point Instructions": the narrow operands are first converted, exactly."""
     count = 2 if name == "fma" else 1

@@ -124,7 +124,7 @@ def batches() -> dict[str, list[Written]]:
     return {f"{part[0][0]} and {len(part) - 1} more": part for part in parts}
 
 
-@pytest.mark.parametrize("name", thinned(batches(), 6))
+@pytest.mark.parametrize("name", thinned(batches(), 12))
 def test_opcodes(name: str) -> None:
     written = batches()[name]
     operations = [isa.resolve(*each) for each in written]
@@ -189,7 +189,7 @@ def test_every_format_is_optimised_on_both_sides() -> None:
         }
 
 
-@pytest.mark.parametrize("name", thinned(OWN, 16))
+@pytest.mark.parametrize("name", thinned(OWN, 32))
 def test_own_functions(name: str) -> None:
     # Half of the accesses are compiled as kernels are; the others, of which LLVM sees the same instructions, quickly.
     assert len(code_for(OWN[name](), 0 if name.endswith("1x1") or name in QUICK else 2)) > 500

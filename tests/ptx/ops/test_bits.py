@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 from support.native.forms import Form, differences, family, forms, grid
+from support.selection.thinned import thinned
 
 from refmoe.ptx.isa import bits
 from refmoe.ptx.ops.evaluate import evaluate
@@ -40,7 +41,7 @@ CONSTANTS: Mapping[str, Mapping[int, Sequence[int]]] = {
 }
 
 
-@pytest.mark.parametrize("opcode", [opcode for opcode in OPCODES if not opcode.startswith("lop3")])
+@pytest.mark.parametrize("opcode", thinned([opcode for opcode in OPCODES if not opcode.startswith("lop3")], 3))
 def test_it_is_the_specification(opcode: str) -> None:
     found = differences(forms(opcode, 1, CONSTANTS.get(opcode.split(".")[0])), grid(opcode))
     assert not found, "\n".join(found)

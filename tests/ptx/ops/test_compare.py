@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.native.forms import Form, differences, forms, grid, source_kinds
+from support.selection.thinned import thinned
 
 from refmoe.ptx import isa
 from refmoe.ptx.ops.table import lowering
@@ -59,7 +60,7 @@ OTHERS = sorted(
 )
 
 
-@pytest.mark.parametrize(("mnemonic", "type_name"), list(itertools.product(("setp", "set"), TYPES)))
+@pytest.mark.parametrize(("mnemonic", "type_name"), thinned(list(itertools.product(("setp", "set"), TYPES)), 3))
 def test_a_comparison_is_the_specification(mnemonic: str, type_name: str) -> None:
     every = comparisons(mnemonic, type_name)
     longest = next(form.opcode for form in every if ".xor." in form.opcode)
@@ -67,7 +68,7 @@ def test_a_comparison_is_the_specification(mnemonic: str, type_name: str) -> Non
     assert not found, f"{len(found)} of {len(every)}\n" + "\n".join(found[:20])
 
 
-@pytest.mark.parametrize("opcode", OTHERS)
+@pytest.mark.parametrize("opcode", thinned(OTHERS, 3))
 def test_a_selection_is_the_specification(opcode: str) -> None:
     found = differences(forms(opcode), grid(opcode))
     assert not found, "\n".join(found)

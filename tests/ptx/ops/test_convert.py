@@ -12,7 +12,7 @@ BY_TYPES = conversions(narrow=False)
 
 
 @pytest.mark.parametrize(
-    "types", thinned(BY_TYPES, 2, named_by_faults("ops/test_convert.py::test_it_is_the_specification"))
+    "types", thinned(BY_TYPES, 4, named_by_faults("ops/test_convert.py::test_it_is_the_specification"))
 )
 def test_it_is_the_specification(types: str) -> None:
     found = wrong(BY_TYPES[types])

@@ -72,7 +72,7 @@ def constants(opcode: str) -> list[dict[int, int]]:
     return [{}, *alone, *together]
 
 
-@pytest.mark.parametrize("opcode", thinned(ARITHMETIC, 3, named_by_faults("ops/test_floating.py::test_native")))
+@pytest.mark.parametrize("opcode", thinned(ARITHMETIC, 6, named_by_faults("ops/test_floating.py::test_native")))
 def test_native(opcode: str) -> None:
     operation = ARITHMETIC[opcode]
     assert not native_differences(opcode, operation, operands(opcode, operation), *constants(opcode))
@@ -85,7 +85,7 @@ def test_each_operand_is_a_constant_and_all_of_them_are() -> None:
         assert known == [(), *((place,) for place in places for _ in range(4)), *[tuple(places)] * 4]
 
 
-@pytest.mark.parametrize("opcode", FOLDED)
+@pytest.mark.parametrize("opcode", thinned(FOLDED, 3))
 def test_constants(opcode: str) -> None:
     """Operands that let a compiler leave the operation out: zeros, one, infinity, NaN that signals, and all known."""
     operation = ARITHMETIC[opcode]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.ptx_kernel import text
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 
@@ -50,13 +51,13 @@ def launch(fence: str, again: str) -> np.ndarray:
 
 
 @each_more
-@pytest.mark.parametrize("fence", ["fence.sc.gpu;", "membar.gl;"])
+@pytest.mark.parametrize("fence", thinned(["fence.sc.gpu;", "membar.gl;"], 2))
 def test_fences_of_all_lanes_reach_who_saw_the_signal_of_one(fence: str, again: str) -> None:
     assert launch(fence, again).tolist() == [131 - lane for lane in range(32)]
 
 
 @each_more
-@pytest.mark.parametrize("fence", ["fence.acq_rel.gpu;", "fence.sc.cta;"])
+@pytest.mark.parametrize("fence", thinned(["fence.acq_rel.gpu;", "fence.sc.cta;"], 2))
 def test_fences_without_an_order_between_the_blocks_do_not(fence: str, again: str) -> None:
     with pytest.raises(ptx.RaceError, match="write-read"):
         launch(fence, again)

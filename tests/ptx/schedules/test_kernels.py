@@ -27,7 +27,7 @@ def launch(kernel: Kernel, folder: Path, **options: object) -> tuple[ptx.LaunchR
     return result, arrays
 
 
-@pytest.mark.parametrize("name", thinned((name for name, kernel in KERNELS.items() if kernel.right), 2))
+@pytest.mark.parametrize("name", thinned((name for name, kernel in KERNELS.items() if kernel.right), 4))
 def test_a_right_kernel_is_clean(name: str, tmp_path: Path) -> None:
     result, arrays = launch(KERNELS[name], tmp_path, schedules=SCHEDULES)
     assert result.schedules == SCHEDULES
@@ -39,7 +39,7 @@ WRONG = [name for name, kernel in KERNELS.items() if not kernel.right]
 
 
 @pytest.mark.parametrize(
-    "name", thinned(WRONG, 2, named_by_faults("schedules/test_kernels.py::test_a_wrong_kernel_is_found"))
+    "name", thinned(WRONG, 4, named_by_faults("schedules/test_kernels.py::test_a_wrong_kernel_is_found"))
 )
 def test_a_wrong_kernel_is_found(name: str, tmp_path: Path) -> None:
     with pytest.raises(ptx.ScheduleError) as caught:

@@ -109,7 +109,7 @@ def test_store_buffering_has_its_three_interleavings() -> None:
     assert set(found.values()) == {(1, 1), (0, 1), (1, 0)}
 
 
-@pytest.mark.parametrize("producer", [0, 5, 16, 31, 32, 63])
+@pytest.mark.parametrize("producer", thinned([0, 5, 16, 31, 32, 63], 2))
 def test_nobody_starves(producer: int) -> None:
     # Everybody polls for what one lane of theirs, or of another warp, writes inside of the same loop.
     assert seen(POLL.format(producer=producer), 64, block=64, source=[0]) == {(1,) * 64}
@@ -135,7 +135,7 @@ PRODUCES = """
 """
 
 
-@pytest.mark.parametrize("producer", thinned([0, 5, 31, 32, 63], 2))
+@pytest.mark.parametrize("producer", thinned([0, 5, 31, 32, 63], 4))
 @pytest.mark.parametrize("first", ["producer", "consumer"])
 def test_nobody_starves_in_a_branch(first: str, producer: int) -> None:
     body = f"setp.eq.u32 %p1, %r1, {producer};"

@@ -10,6 +10,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from support.selection.thinned import thinned
 from support.toolchain import NVCC
 
 from refmoe import ptx
@@ -90,7 +91,7 @@ def device(arch: str = "sm_120a", csrc: Path | None = None) -> PtxDevice:
     return opened
 
 
-@pytest.mark.parametrize("tile", [str(tile) for tile in TILES])
+@pytest.mark.parametrize("tile", thinned([str(tile) for tile in TILES], 3))
 def test_every_tile(problem: Problem, tile: str) -> None:
     on = device()
     found = problem.run(on, tile, out_dtype="f32", stages=2)
@@ -147,7 +148,7 @@ INIT_EMPTY = "mbarrier_init(empty + stage * kBarrier, Tile::kThreads);"
 
 @pytest.mark.parametrize(
     ("old", "new", "error"),
-    [
+    thinned([
         (WAIT_FULL, "", ptx.MemoryFault),
         (WAIT_EMPTY, "", ptx.RaceError),
         ("cp_async_mbarrier_arrive_noinc(full", "mbarrier_arrive(full", ptx.MemoryFault),
@@ -160,7 +161,7 @@ INIT_EMPTY = "mbarrier_init(empty + stage * kBarrier, Tile::kThreads);"
         # Between the stores and loads of the epilogue, both ways.
         ("cells);\n        __syncwarp();", "cells);", ptx.RaceError),
         ("= values;\n        __syncwarp();", "= values;", ptx.RaceError),
-    ],
+    ], 3),
 )  # fmt: skip
 def test_without_a_part(problem: Problem, tmp_path: Path, old: str, new: str, error: type[Exception]) -> None:
     on = device(csrc=one_tile(tmp_path, (old, new), tile="128, 16, 128"))

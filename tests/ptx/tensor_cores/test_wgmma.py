@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from support.selection.thinned import thinned
 from support.tensor_cores import wgmma_specification as specification
 
 from refmoe import ptx
@@ -147,7 +148,9 @@ def check(entry: InstructionKernel, seed: int, adds: bool = True, outputs: int =
         assert int(after[row, column]) == value, (row, column, hex(int(after[row, column])), hex(value))
 
 
-@pytest.mark.parametrize("number", range(len(FLOATING)), ids=lambda number: "-".join(map(str, FLOATING[number])))
+@pytest.mark.parametrize(
+    "number", thinned(range(len(FLOATING)), 3), ids=lambda number: "-".join(map(str, FLOATING[number]))
+)
 @pytest.mark.parametrize("held", [False, True], ids=["shared", "registers"])
 def test_floating_point(number: int, held: bool) -> None:
     n = (8, 24, 40, 72, 16, 56, 104, 32, 136, 64, 88, 48)[(number + 5 * held) % 12]
@@ -168,7 +171,7 @@ def test_bits(held: bool) -> None:
     check(InstructionKernel(f"{MNEMONIC}.m64n{48 if held else 8}k256.s32.b1.b1.and.popc", held), 7)
 
 
-@pytest.mark.parametrize("n", [112, 144, 176, 200, 248, 256])
+@pytest.mark.parametrize("n", thinned([112, 144, 176, 200, 248, 256], 2))
 def test_wide(n: int) -> None:
     check(InstructionKernel(floating("f32", "e4m3", "e4m3", 32, n)), n)
 
@@ -336,7 +339,7 @@ def marks(sums: np.ndarray, n: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("across", [False, True], ids=["along", "across"])
-@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
+@pytest.mark.parametrize("swizzle", thinned([0, 32, 64, 128], 2))
 def test_where_a_lies(swizzle: int, across: bool) -> None:
     entry, rng = (
         InstructionKernel(floating("f32", "f16", "f16", 16, 16), a_across=across),
@@ -352,7 +355,7 @@ def test_where_a_lies(swizzle: int, across: bool) -> None:
 
 
 @pytest.mark.parametrize("across", [False, True], ids=["along", "across"])
-@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
+@pytest.mark.parametrize("swizzle", thinned([0, 32, 64, 128], 2))
 def test_where_b_lies(swizzle: int, across: bool) -> None:
     entry = InstructionKernel(floating("f32", "f16", "f16", 16, 64), held=True, b_across=across)
     places, image = descriptors(np.random.default_rng(swizzle + 1), 12, swizzle), marked_image()
@@ -439,7 +442,7 @@ def check_sparse(kind: tuple[str, str, str, int], entry: InstructionKernel, seed
 
 
 @pytest.mark.parametrize(
-    "number", range(len(SPARSE_TYPES)), ids=lambda number: "-".join(map(str, SPARSE_TYPES[number]))
+    "number", thinned(range(len(SPARSE_TYPES)), 3), ids=lambda number: "-".join(map(str, SPARSE_TYPES[number]))
 )
 def test_sparse_rows(number: int) -> None:
     kind = SPARSE_TYPES[number]
@@ -454,7 +457,7 @@ def test_what_sparse_rows_do_not_store_multiplies_nothing(kind: tuple[str, str, 
 
 
 @pytest.mark.parametrize("signs", [(1, -1), (-1, 1), (-1, -1)])
-@pytest.mark.parametrize("kind", [SPARSE_TYPES[0], SPARSE_TYPES[3], SPARSE_TYPES[5]])
+@pytest.mark.parametrize("kind", thinned(map(pytest.param, [SPARSE_TYPES[0], SPARSE_TYPES[3], SPARSE_TYPES[5]]), 3))
 def test_sparse_rows_that_are_negated(kind: tuple[str, str, str, int], signs: tuple[int, int]) -> None:
     check_sparse(kind, sparse(kind, 16, held=signs[0] > 0, a_sign=signs[0], b_sign=signs[1]), 5)
 
@@ -485,7 +488,7 @@ def test_metadata_of_tf32_name_whole_elements() -> None:
         run(entry, image, [0], [descriptor(0, 128, 512, 0)], held, np.zeros((1, 4, 128)), [1])
 
 
-@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
+@pytest.mark.parametrize("swizzle", thinned([0, 32, 64, 128], 2))
 def test_where_b_of_sparse_products_lies(swizzle: int) -> None:
     entry, rng = sparse(SPARSE_TYPES[0], 16, held=True), np.random.default_rng(swizzle)
     places, image = descriptors(rng, 6, swizzle), marked_image()

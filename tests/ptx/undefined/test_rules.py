@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from support.selection.thinned import thinned
 
 from refmoe.ptx import isa
 from refmoe.ptx.engine.undefined.rules import undefined_results
@@ -163,7 +164,7 @@ def held_against_the_definition(opcode: str, cases: list[Case], exact: bool) -> 
     return varying
 
 
-@pytest.mark.parametrize("opcode", EXACT)
+@pytest.mark.parametrize("opcode", thinned(EXACT, 3))
 def test_exactly_what_varies_is_undefined(opcode: str) -> None:
     _, kinds = operation_of(opcode)
     assert held_against_the_definition(opcode, cases_of(opcode, kinds, 150), exact=True) > 15
@@ -179,7 +180,7 @@ def test_exactly_what_varies_where_amounts_are_known(opcode: str) -> None:
     assert held_against_the_definition(opcode, cases, exact=True) > 15
 
 
-@pytest.mark.parametrize("opcode", SOUND)
+@pytest.mark.parametrize("opcode", thinned(SOUND, 3))
 def test_nothing_that_varies_is_called_defined(opcode: str) -> None:
     _, kinds = operation_of(opcode)
     assert held_against_the_definition(opcode, cases_of(opcode, kinds, 120), exact=False) > 0

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.ptx_kernel import line_of, run, text
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 
@@ -310,7 +311,7 @@ WIDE = {
 SHOWN = {"%r6": "mov.u32 %r12, %r6;", "%d6": "cvt.u32.u64 %r12, %d6;", "%h6": "cvt.u32.u16 %r12, %h6;"}
 
 
-@pytest.mark.parametrize("space", STORES)
+@pytest.mark.parametrize("space", thinned(STORES, 3))
 @pytest.mark.parametrize("width", WIDE)
 def test_memory_keeps_what_is_undefined(space: str, width: str) -> None:
     spelled = "" if space == "generic" else f".{space}"

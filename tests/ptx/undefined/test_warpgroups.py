@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 from refmoe.silicon.wgmma import IMAGE_BYTES, InstructionKernel, descriptor, module_text_of
@@ -66,7 +67,7 @@ QUAD = range(68, 72)
 
 
 @pytest.mark.parametrize("opcode", [F32, SPARSE])
-@pytest.mark.parametrize("name", ["%a0", "%a3"])
+@pytest.mark.parametrize("name", thinned(["%a0", "%a3"], 2))
 def test_a_register_of_a_reaches_its_row_of_d(opcode: str, name: str) -> None:
     upper = int(name[-1]) % 2
     wanted = {(lane, register) for lane in QUAD for register in range(8) if register // 2 % 2 == upper}
@@ -78,7 +79,7 @@ def test_of_halves_two_columns_are_in_a_register() -> None:
     assert reached(InstructionKernel(F16, held=True), "%a1") == wanted
 
 
-@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("adds", thinned([False, True], 2))
 @pytest.mark.parametrize("opcode", [F32, F16])
 def test_a_sum_that_nobody_wrote_matters_where_it_is_added(opcode: str, adds: bool) -> None:
     entry = InstructionKernel(opcode)

@@ -81,7 +81,7 @@ def sample(rng, fill, model, a_format, b_format, scaled=False):
     return Product(a, b, accumulators(rng, (4, 5), -8, 8), a_format, b_format, *scales)
 
 
-@pytest.mark.parametrize("fill", thinned(FILLS, 2))
+@pytest.mark.parametrize("fill", thinned(FILLS, 4))
 @pytest.mark.parametrize(("model", "a_format", "b_format"), thinned(CASES + DEFINED, 2))
 def test_no_result_leaves_its_bounds(model, a_format, b_format, fill):
     rng = np.random.default_rng(31)

@@ -141,7 +141,7 @@ def test_native_equals_numpy_and_specification(name, a_format, b_format, scaled)
 
 
 @pytest.mark.parametrize("avx512", [True, False], ids=["avx512", "any-host"])
-@pytest.mark.parametrize(("name", "a_format", "b_format", "scaled"), thinned(CASES, 6))
+@pytest.mark.parametrize(("name", "a_format", "b_format", "scaled"), thinned(CASES, 12))
 def test_long_chains_of_blocks_far_apart(name, a_format, b_format, scaled, avx512, monkeypatch):
     """Blocks of all sizes follow each other, so that of 8 columns some cut products, some C, some nothing."""
     if avx512 and not has_feature("avx512f"):

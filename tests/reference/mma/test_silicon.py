@@ -110,14 +110,14 @@ def test_hardware_checked_is_what_these_vectors_check():
 # From here on: one thing is wrong in the model, and silicon has to disagree.
 
 
-@pytest.mark.parametrize("floor", [-400, -126, -132, -134], ids=["none", "-126", "-132", "-134"])
+@pytest.mark.parametrize("floor", thinned([-400, -126, -132, -134], 2), ids=["none", "-126", "-132", "-134"])
 def test_another_floor_is_not_silicon(floor):
     # -400 is below every product of two BF16 numbers, so it stands for no floor.
     found = {name: differing(name, replace(MODELS[INSTRUCTIONS[name][0]], floor=floor)) for name in FUSED}
     assert sum(found.values()) > 0, found
 
 
-@pytest.mark.parametrize("instruction", INSTRUCTIONS)
+@pytest.mark.parametrize("instruction", thinned(INSTRUCTIONS, 3))
 @pytest.mark.parametrize("change", [-1, 1])
 def test_one_alignment_bit_more_or_less_is_not_silicon(instruction, change):
     model = MODELS[INSTRUCTIONS[instruction][0]]
@@ -158,7 +158,7 @@ def test_zeros_that_take_part_in_the_alignment_are_not_silicon(instruction, monk
     assert differing_slowly(instruction, {"zrule"}) > 0
 
 
-@pytest.mark.parametrize("instruction", thinned(FUSED, 2))
+@pytest.mark.parametrize("instruction", thinned(FUSED, 4))
 def test_an_accumulator_that_is_not_cut_is_not_silicon(instruction, monkeypatch):
     truncated, c_of, whole = specification._truncated, specification._c_term, []
 

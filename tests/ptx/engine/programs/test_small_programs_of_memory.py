@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.selection.thinned import thinned
 from support.small_programs import Program, left
 
 PROGRAMS: list[Program] = [
@@ -571,7 +572,7 @@ PROGRAMS: list[Program] = [
 ]
 
 
-@pytest.mark.parametrize("program", [pytest.param(each, id=each[0]) for each in PROGRAMS])
+@pytest.mark.parametrize("program", thinned([pytest.param(each, id=each[0]) for each in PROGRAMS], 3))
 def test_program(program: Program) -> None:
     _, body, words, options = program
     assert left(body, len(words), options) == words
