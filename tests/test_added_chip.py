@@ -160,6 +160,7 @@ def test_backends_of_its_instructions_serve_it(found: dict[str, Any]) -> None:
     }
 
 
+@pytest.mark.slow
 def test_commands_know_it(copied: Path) -> None:
     assert "sm_110a" in python(copied, "-m", "refmoe", "tiles", "--m", "1", "--arch", "sm_110a")
     said = python(copied, "-m", "refmoe", "parity", "--case", "mxfp8_quantize:bf16:m1k32:gaussian:seed7@ptx.sm_110a")

@@ -378,6 +378,7 @@ def test_no_option_is_said_to_lose_nothing() -> None:
     assert not [page for page in PAGES if "that loses nothing" in page.read_text()]
 
 
+@pytest.mark.slow
 def test_help_of_the_tools_runs_nothing() -> None:
     pictures = {path: path.stat().st_mtime_ns for path in DOCS.glob("*.png")}
     for tool in ("families.py", "pictures.py", "readme.py"):

@@ -178,6 +178,7 @@ def test_every_failing_case_is_on_the_page_or_counted_there() -> None:
         assert len(shown) + int(hidden[0].replace(",", "")) == total
 
 
+@pytest.mark.slow
 def test_the_page_stays_below_its_size_whatever_the_report_holds() -> None:
     full = mismatch_map("codes", None, (4096, 4096), np.arange(0, 4096 * 4096, 3))
     results = list(many(4500, first_mismatch="&" * 5000, maps=(full, full)))

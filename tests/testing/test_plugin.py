@@ -272,6 +272,7 @@ def test_a_test_that_checks_nothing_is_an_error(pytester: pytest.Pytester) -> No
 LIGHT = ("-p", "no:cacheprovider")
 
 
+@pytest.mark.slow
 def test_workers_reports_are_merged(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three cases over two workers, two of them in a second test as well: they are in the report once."""
     pytest.importorskip("xdist")

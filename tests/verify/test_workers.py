@@ -142,6 +142,7 @@ def test_a_sweep_is_complete_and_in_order_though_one_of_two_workers_is_killed(
     assert results == [{e["piece"]: e["result"] for e in map(json.loads, lines)}[name] for name in names]
 
 
+@pytest.mark.slow
 def test_cases_and_forks_run_on_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
     cluster.worker()
     report = tmp_path / "parity.json"

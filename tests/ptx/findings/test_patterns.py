@@ -18,7 +18,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(
-    "pattern", thinned(PATTERNS, 3, named_by_faults("findings/test_patterns.py::test_the_racy_form_is_found")), ids=str
+    "pattern", thinned(PATTERNS, 5, named_by_faults("findings/test_patterns.py::test_the_racy_form_is_found")), ids=str
 )
 def test_the_racy_form_is_found(pattern: Pattern, folders: dict[str, Path]) -> None:
     assert pattern.launch(folders[pattern.file], "racy", SCHEDULES) == pattern.finds
@@ -27,6 +27,6 @@ def test_the_racy_form_is_found(pattern: Pattern, folders: dict[str, Path]) -> N
 NAMED = named_by_faults("findings/test_patterns.py::test_the_mended_form_is_clean")
 
 
-@pytest.mark.parametrize("pattern", thinned(PATTERNS, 5, NAMED), ids=str)
+@pytest.mark.parametrize("pattern", thinned(PATTERNS, 8, NAMED), ids=str)
 def test_the_mended_form_is_clean(pattern: Pattern, folders: dict[str, Path]) -> None:
     assert pattern.launch(folders[pattern.file], "mended", SCHEDULES) == ""

@@ -43,7 +43,7 @@ def launched(row: Row | BulkRow) -> ptx.RaceError:
     return warning
 
 
-@pytest.mark.parametrize("row", thinned(EVERY, 4, named_by_faults(HERE + "test_what_is_said")), ids=str, scope="module")
+@pytest.mark.parametrize("row", thinned(EVERY, 6, named_by_faults(HERE + "test_what_is_said")), ids=str, scope="module")
 def test_what_is_said(row: Row | BulkRow) -> None:
     race = found(row)
     assert (race.kind, race.warning) == (row.kind, row.warning)
@@ -62,7 +62,7 @@ def test_what_is_said(row: Row | BulkRow) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", thinned(EVERY, 4, named_by_faults(HERE + "test_the_change_makes_it_clean")), ids=str, scope="module"
+    "row", thinned(EVERY, 6, named_by_faults(HERE + "test_the_change_makes_it_clean")), ids=str, scope="module"
 )
 def test_the_change_makes_it_clean(row: Row | BulkRow) -> None:
     finding = found(row).finding
@@ -97,7 +97,7 @@ def test_why_no_change_is_known(row: Row) -> None:
     "row",
     thinned(
         [row for row in EVERY if row.kind in ("write-read", "read-write")],
-        3,
+        6,
         named_by_faults(HERE + "test_the_class_is_the_same_under_every_schedule"),
     ),
     ids=str,
