@@ -548,6 +548,12 @@ class RaceShadow:
                 return position, record
         return pairs[0]
 
+    def unfenced_init(
+        self, frame: Frame, access: Accessing, region: Region, offset: int, lane: int, made: int
+    ) -> None:  # fmt: skip
+        """A copy is to complete on the mbarrier at a byte, and no proxy fence lies behind its `mbarrier.init`."""
+        self._report(frame, access, region, offset, lane, made, "proxy", "unfenced init")
+
     def _poll(self, frame: Frame, access: Accessing, lane: int, record: int, mine: int, kind: str) -> Poll | None:
         """The poll without an acquire that makes a race but a warning, or None."""
         if kind not in ("write-read", "read-write", "write-write"):
@@ -582,7 +588,7 @@ class RaceShadow:
         if poll is not None:
             warning = "missing acquire"
         verb, missing = _SENTENCES[kind]
-        missing = _MILDER.get(warning, missing)
+        verb, missing = _MILDER_VERBS.get(warning, verb), _MILDER.get(warning, missing)
         whom = f"several threads, thread {other_thread} among them," if several else f"thread {other_thread}"
         if record & ~int(THREAD | SEVERAL) == never(0):
             whom = f"a non-coherent load (ld.global.nc) by {whom}"
@@ -665,6 +671,10 @@ _MILDER = {
     "missing acquire": "the strong read that saw its signal is no acquire, and no fence lies between",
     "same value": "nothing orders the two, but both write the same bytes",
     "copied operand": "no fence.proxy.async lies between, but it is an operand that cp.async brought",
+    "unfenced init": "neither fence.mbarrier_init nor fence.proxy.async lies between",
+}
+_MILDER_VERBS = {
+    "unfenced init": "completes a copy, through the asynchronous proxy, on an mbarrier that was initialised by",
 }
 
 
