@@ -48,6 +48,15 @@ class _Lookup:
         return np.array_equal(lanes, self.lanes) and np.array_equal(address, self.address)
 
 
+def among(values: Array, some: Array) -> Array:
+    """Which of `values` [n] are in `some` [m]; bool [n]. Mostly one of both has a single element."""
+    if len(some) == 1:
+        return values == some[0]
+    if len(values) == 1:
+        return np.array([(some == values[0]).any()])
+    return np.isin(values, some)
+
+
 class MbarrierTable:
     """The objects, numbered from 1 in the order of their initialisation. A column for each thing that is known of them.
 
@@ -173,6 +182,11 @@ class MbarrierTable:
         Raises:
             MisuseError: there is an object whose initialisation comes before that.
         """
+        live = self._live
+        if not live.size or int(index.min()) >= (int(live[-1]) + 1) * OBJECT_BYTES:
+            return
+        if int(index.max()) + width <= int(live[0]) * OBJECT_BYTES:
+            return
         first = np.searchsorted(self._live, index // OBJECT_BYTES)
         hit = np.flatnonzero(first < np.searchsorted(self._live, (index + width - 1) // OBJECT_BYTES, "right"))
         if not hit.size:
