@@ -73,7 +73,7 @@ class Flight:
 
 def different(sizes: Array) -> Array:
     """The values of an array, each once: mostly it has one."""
-    return sizes[:1] if (sizes == sizes[0]).all() else np.unique(sizes)
+    return sizes[:1] if np.count_nonzero(sizes == sizes[0]) == len(sizes) else np.unique(sizes)
 
 
 class Divisible(Protocol):
@@ -92,10 +92,11 @@ def split(flights: list[F], chosen: Callable[[F], Array]) -> tuple[list[F], list
     taken, left = [], []
     for flight in flights:
         which = chosen(flight)
-        if which.any():
-            taken.append(flight if which.all() else flight.some(which))
-        if not which.all():
-            left.append(flight.some(~which) if which.any() else flight)
+        count = int(np.count_nonzero(which))
+        if count:
+            taken.append(flight if count == len(which) else flight.some(which))
+        if count < len(which):
+            left.append(flight.some(~which) if count else flight)
     return taken, left
 
 

@@ -36,7 +36,7 @@ class Frame:
         self.machine = machine
         self.mask = mask
         self.active = active
-        self.index = np.flatnonzero(mask) if compact else None
+        self.index = mask.nonzero()[0] if compact else None
         self.inner = None if compact or active == machine.lanes else mask
         self.count = active if compact else machine.lanes
         self._warps: tuple[Array, Array] | None = None

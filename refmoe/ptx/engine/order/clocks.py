@@ -268,7 +268,7 @@ class Clocks:
         sizes = ends - starts
         # Whether the lanes of a run are all those that live in their warp, which learn as one.
         whole = self._are_whole(warps[starts], sizes, alive)
-        if whole.all():
+        if np.count_nonzero(whole) == len(whole):
             rows, numbers = warps[starts], numbers[starts]
         else:
             some = np.repeat(~whole, sizes)
