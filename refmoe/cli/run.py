@@ -132,6 +132,14 @@ def run(
             "touch it without griddepcontrol.wait is a fault. NAME as for --watch; repeatable.",
         ),
     ] = None,
+    previous_grid_reads: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="An array that the grid before this one may still be reading: to write it without "
+            "griddepcontrol.wait is a fault. NAME as for --watch; repeatable.",
+        ),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as faults.")] = False,
     report: ReportOption = None,
     as_json: JsonOption = False,
@@ -173,10 +181,12 @@ def run(
             shape = _block(module.function(name), block)
             _check_types(module.function(name), arguments)
             watchpoint, values = open_watch(watch, module.function(name), arguments)
-            before = [
-                array_named("--previous-grid-writes", each, module.function(name), values)
-                for each in previous_grid_writes or []
-            ]
+            before, read_before = (
+                [array_named(option, each, module.function(name), values) for each in given or []]
+                for option, given in (
+                    ("--previous-grid-writes", previous_grid_writes), ("--previous-grid-reads", previous_grid_reads),
+                )
+            )  # fmt: skip
             counts = open_profile(profile, as_json)
         except ArgumentMismatch as error:
             usage(str(error))
@@ -194,13 +204,15 @@ def run(
     again += [part for each in blocks or [] for part in ("--blocks", each)]
     again += [] if multiprocessors is None else ["--multiprocessors", str(multiprocessors)]
     again += [part for each in previous_grid_writes or [] for part in ("--previous-grid-writes", each)]
+    again += [part for each in previous_grid_reads or [] for part in ("--previous-grid-reads", each)]
     again += ["--args", shlex.join(words)] if words else []
     try:
         result = launch(
             module, name, size, shape, values, shared, checks, step_budget, recorder, watch=watchpoint, profile=counts,
             # What the kernel prints is no part of the JSON.
             stdout=sys.stderr if as_json else sys.stdout, schedules=schedules,
-            previous_grid_writes=before or None, memory=memory, cooperative=cooperative, cluster=blocks_of_cluster,
+            previous_grid_writes=before or None, previous_grid_reads=read_before or None, memory=memory,
+            cooperative=cooperative, cluster=blocks_of_cluster,
             blocks=chosen, multiprocessors=multiprocessors,
         )  # fmt: skip
     except ArgumentMismatch as error:

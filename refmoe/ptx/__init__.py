@@ -6,6 +6,7 @@ from refmoe.ptx.arguments import Buffer
 from refmoe.ptx.debugger import Bytes, Debugger, Stop, StopPoint, WarpPlace
 from refmoe.ptx.device_memory import DeviceMemory
 from refmoe.ptx.engine.lanes import Checks
+from refmoe.ptx.engine.previous_grid import TouchedBytes
 from refmoe.ptx.errors import (
     ArgumentMismatch,
     AssertionFailed,
@@ -71,6 +72,7 @@ __all__ = [
     "StopPoint",
     "SurfaceObject",
     "TextureObject",
+    "TouchedBytes",
     "Trace",
     "TraceEvent",
     "Trap",

@@ -211,7 +211,8 @@ class RaceError(LaneError):
             signal, without an acquire or a fence behind it), `"same value"` (both write the same bytes) or
             `"warp-collective"` (the lanes of a warp read, an instruction of the whole warp took the values, and one
             lane signalled for all) or `"copied operand"` (`wgmma` reads what `cp.async` brought, without a proxy
-            fence) or `"non-coherent"` (`ld.global.nc` reads what the grid before wrote, behind `griddepcontrol.wait`).
+            fence) or `"non-coherent"` (`ld.global.nc` reads what the grid before wrote, behind `griddepcontrol.wait`)
+            or `"unfenced init"` (a bulk copy completes on an mbarrier whose `mbarrier.init` has no proxy fence).
         certain: whether it is known which of several accesses is not ordered.
         earlier: the instruction of the earlier access, or None where it is not known.
         among: the thread of the earlier access, or one of several; of a bulk copy that completes on a barrier None.

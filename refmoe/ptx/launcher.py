@@ -6,7 +6,7 @@ import io
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
@@ -23,8 +23,8 @@ from refmoe.ptx.engine.lanes import Checks, OutOfTime
 from refmoe.ptx.engine.machine import Launch, Observer
 from refmoe.ptx.engine.order.locations import Order
 from refmoe.ptx.engine.order.witness import RaceWitness
-from refmoe.ptx.engine.previous_grid import PreviousGrid
-from refmoe.ptx.engine.races import RaceShadow
+from refmoe.ptx.engine.previous_grid import PreviousGrid, TouchedBytes
+from refmoe.ptx.engine.races import RaceShadow, shadow_of
 from refmoe.ptx.engine.slow import Suspected
 from refmoe.ptx.engine.thread_steps import MOST_WARPS
 from refmoe.ptx.errors import (
@@ -97,6 +97,8 @@ class LaunchResult:
         waited: whether some thread waited for the grid before this one (`griddepcontrol.wait`). It is known only for a
             launch that may start before that grid has ended, and with the check of races. If no thread waited, this
             grid may end before the other one does.
+        writes, reads: with `keep_accesses` and the check of races, the bytes of its buffers that it wrote, and those
+            that it read. Of a byte that it read and then wrote, the read may be left out.
     """
 
     lane_instructions: int
@@ -108,6 +110,8 @@ class LaunchResult:
     warnings: tuple[RaceError, ...] = ()
     schedules: int = 1
     waited: bool = False
+    writes: tuple[TouchedBytes, ...] = ()
+    reads: tuple[TouchedBytes, ...] = ()
 
 
 @dataclass
@@ -157,6 +161,8 @@ def launch(
     schedules: int | str | Sequence[int | str | Schedule] | None = None,
     previous_grid_writes: Sequence[Any] | None = None,
     lowest_leader: bool = False,
+    previous_grid_reads: Sequence[Any] | None = None,
+    keep_accesses: bool = False,
 ) -> LaunchResult:
     """Run an entry and write its buffers back.
 
@@ -189,10 +195,14 @@ def launch(
             as `refmoe.ptx.under_schedules` says. Observers see the first, whose bytes the caller gets.
         previous_grid_writes: buffers that the grid before this one may still be writing when this one starts
             (programmatic dependent launch): every thread has to come after a `griddepcontrol.wait` before it touches
-            them. Each is a buffer of the launch, its name, its array, or an address in it. None for a launch that
+            them. Each is a buffer of the launch, its name, its array, or an address in it; or `TouchedBytes`, as
+            `LaunchResult.writes` has them, of which those of other buffers are no matter. None for a launch that
             starts when the one before has ended.
         lowest_leader: under every schedule `elect.sync` takes the lowest lane. PTX does not promise it, but CUTLASS's
             kernels take it for granted.
+        previous_grid_reads: what the grid before this one may still be reading, in the same form: every thread has to
+            come after a `griddepcontrol.wait` before it writes there.
+        keep_accesses: whether the result has `reads` and `writes`, for the launch behind this one.
 
     Raises:
         ArgumentMismatch: the launch does not fit the entry, or a cooperative one the chip.
@@ -235,7 +245,8 @@ def launch(
                         None if aside else told, memory, looking or (None if aside else watching),
                         io.StringIO() if aside else output[0], None if aside else observer, blocks, cluster,
                         cooperative, multiprocessors, chosen,
-                        previous_grid_writes, exact=exact, witness=witness, tally=tally, repeats=repeats,
+                        previous_grid_writes, previous_grid_reads, keep_accesses,
+                        exact=exact, witness=witness, tally=tally, repeats=repeats,
                         deadline=allowance.deadline if aside else None,
                     )  # fmt: skip
                     return _Attempted(ran, result)
@@ -360,6 +371,8 @@ def _run(
     multiprocessors: int | None,
     schedule: Schedule,
     previous_grid_writes: Sequence[Any] | None,
+    previous_grid_reads: Sequence[Any] | None,
+    keep_accesses: bool,
     exact: frozenset[str],
     witness: RaceWitness | None,
     tally: _Tally,
@@ -418,10 +431,15 @@ def _run(
         workspace = arena.add("the workspace of the cooperative launch", "global", _WORKSPACE, _WORKSPACE.nbytes).base
     if watch is not None:
         watch.attach(arena)
-    before = [_region_of(each, bound) for each in previous_grid_writes or ()]
     previous = None
-    if previous_grid_writes is not None and checks.races:
+    if (previous_grid_writes is not None or previous_grid_reads is not None) and checks.races:
         previous = PreviousGrid(math.prod(size) * warps)
+    before = []
+    for given, writes in ((previous_grid_writes, True), (previous_grid_reads, False)):
+        for each, region in _used_before(given or (), bound):
+            before.append(region)
+            if previous is not None:
+                previous.uses(region, each if isinstance(each, TouchedBytes) else None, writes)
     if checks.races:
         for region in arena.regions:
             if region.writable or any(region is each for each in before):
@@ -485,6 +503,7 @@ def _run(
         tally.steps, tally.single_stores = state.steps, state.single_stores
         if state.printed:
             stdout.write(b"".join(state.printed).decode(errors="replace"))
+    touched = _touched(bound, code.entry.name) if keep_accesses and checks.races else ((), ())
     if profile is None:
         # An observer may go on looking at what the launch had to know.
         state.put_back(None)
@@ -497,7 +516,39 @@ def _run(
         dict(code.models),
         tuple(state.warnings.values()),
         waited=previous is not None and previous.known,
+        writes=touched[0],
+        reads=touched[1],
     )
+
+
+def _used_before(given: Sequence[Any], bound: list[tuple[Buffer, Region]]) -> Iterator[tuple[Any, Region]]:
+    """What the grid before uses, with its region of this launch; bytes of a buffer that this one lacks are no matter.
+
+    Raises:
+        ArgumentMismatch: the launch has no such buffer.
+    """
+    for each in given:
+        if not isinstance(each, TouchedBytes):
+            yield each, _region_of(each, bound)
+        else:
+            for buffer, region in bound:
+                if buffer is each.buffer or buffer.array is each.buffer.array:
+                    yield each, region
+                    break
+
+
+def _touched(
+    bound: list[tuple[Buffer, Region]], entry: str
+) -> tuple[tuple[TouchedBytes, ...], tuple[TouchedBytes, ...]]:
+    """The bytes of each buffer that a launch wrote, and those that it read."""
+    writes, reads = list[TouchedBytes](), list[TouchedBytes]()
+    for region, buffer in {id(region): (region, buffer) for buffer, region in bound}.values():
+        pages = list(shadow_of(region).touched()) if region.shadow is not None else []
+        wrote = {page: some for page, some, _ in pages if some.any()}
+        read = {page: some for page, _, some in pages if some.any()}
+        writes += [TouchedBytes(buffer, wrote, entry)] if wrote else []
+        reads += [TouchedBytes(buffer, read, entry)] if read else []
+    return tuple(writes), tuple(reads)
 
 
 def _region_of(wanted: Any, bound: list[tuple[Buffer, Region]]) -> Region:

@@ -61,6 +61,8 @@ def run_ptx(
     schedule: int | str | Schedule | None = None,
     schedules: int | str | Sequence[int | str | Schedule] | None = None,
     previous_grid_writes: Sequence[Any] | None = None,
+    previous_grid_reads: Sequence[Any] | None = None,
+    keep_accesses: bool = False,
     variables: Mapping[str, Any] | None = None,
 ) -> LaunchResult:
     """Run a kernel of a PTX text on NumPy arrays, every access checked; `refmoe run` does the same with files.
@@ -112,6 +114,8 @@ def run_ptx(
         schedule: the one schedule to run under.
         schedules: how many schedules to run under, or which; all have to leave the same bytes.
         previous_grid_writes: buffers that the grid before this one may still be writing.
+        previous_grid_reads: buffers that the grid before this one may still be reading.
+        keep_accesses: whether the result has the bytes that the launch wrote and read.
         variables: what `__constant__` and `__device__` variables hold before the launch: arrays, bytes, or NumPy
             numbers, by the variable's name or an unambiguous part of it. After the launch a writable array of a
             `__device__` variable holds what the kernel left in the variable.
@@ -158,6 +162,8 @@ def run_ptx(
         schedule=schedule,
         schedules=schedules,
         previous_grid_writes=previous_grid_writes,
+        previous_grid_reads=previous_grid_reads,
+        keep_accesses=keep_accesses,
     )
     for wanted, value in (variables or {}).items():
         if isinstance(value, np.ndarray) and value.flags.writeable and memory is not None:

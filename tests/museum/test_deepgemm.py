@@ -97,10 +97,12 @@ def test_the_two_orders_that_it_lacks() -> None:
 @installed
 @pytest.mark.slow
 def test_faults_are_caught() -> None:
-    """Three of them; `make mutants` plants all."""
-    chosen = [fault for fault in DEEPGEMM_FAULTS if fault.name[:3] in ("703", "708", "710")]
+    """Four of them; `make mutants` plants all."""
+    chosen = [fault for fault in DEEPGEMM_FAULTS if fault.name[:3] in ("703", "708", "710", "711")]
     results = list(plant_faults(chosen, lambda case: kernel_of(case, Devices())))
-    assert [(result.caught, result.check) for result in results] == [(True, "bytes"), (True, "race"), (True, "misuse")]
+    assert [(result.caught, result.check) for result in results] == [
+        (True, "bytes"), (True, "race"), (True, "misuse"), (True, "race"),
+    ]  # fmt: skip
 
 
 def test_faults_go_to_other_processes() -> None:

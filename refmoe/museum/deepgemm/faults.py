@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
 from refmoe.families.case import Fields
-from refmoe.families.family import Case
+from refmoe.families.family import Case, Expectation, Inputs, Outputs
 from refmoe.museum.deepgemm.gemm import Problem
 from refmoe.museum.deepgemm.headers import DeepGemmMissing, find_headers
 from refmoe.museum.deepgemm.kernel import DEEPGEMM_GEMM, DeepGemm, DeepGemmTampering
@@ -49,6 +50,23 @@ class Everywhere:
         return changed
 
 
+class _Planted(DeepGemm):
+    """DeepGEMM's kernel with a fault. A warning of copies that do not know their barrier, which it has not, fails."""
+
+    def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
+        """See `DeepGemm.run`.
+
+        Raises:
+            RaceError: a copy completes on a barrier without a proxy fence behind its `mbarrier.init`.
+        """
+        outputs = super().run(case, inputs, expected, place)
+        for record in place.launches:
+            for warning in record.result.warnings if record.result is not None else ():
+                if warning.warning == "unfenced init":
+                    raise warning
+        return outputs
+
+
 @dataclass(frozen=True)
 class DeepGemmFault:
     """A fault, planted in the PTX or in the operands.
@@ -69,7 +87,7 @@ class DeepGemmFault:
 
     def plant(self, scratch: Path) -> Sequence[DeepGemm]:
         """DeepGEMM's kernel with the fault."""
-        return [DeepGemm(DEEPGEMM_GEMM, tampering=self.tampering)]
+        return [_Planted(DEEPGEMM_GEMM, tampering=self.tampering)]
 
     def cases(self) -> Sequence[Case]:
         """The one case that must catch it."""

@@ -32,7 +32,7 @@ Array = Any
 _WORD = 4
 
 
-@dataclass(frozen=True)
+@dataclass
 class Flight:
     """Copies of some lanes by one instruction, with as many bytes each, out of one buffer.
 
@@ -71,9 +71,9 @@ class Flight:
         )
 
 
-def _different(sizes: Array) -> Array:
+def different(sizes: Array) -> Array:
     """The values of an array, each once: mostly it has one."""
-    return sizes[:1] if (sizes == sizes[0]).all() else np.unique(sizes)
+    return sizes[:1] if np.count_nonzero(sizes == sizes[0]) == len(sizes) else np.unique(sizes)
 
 
 class Divisible(Protocol):
@@ -92,10 +92,11 @@ def split(flights: list[F], chosen: Callable[[F], Array]) -> tuple[list[F], list
     taken, left = [], []
     for flight in flights:
         which = chosen(flight)
-        if which.any():
-            taken.append(flight if which.all() else flight.some(which))
-        if not which.all():
-            left.append(flight.some(~which) if which.any() else flight)
+        count = int(np.count_nonzero(which))
+        if count:
+            taken.append(flight if count == len(which) else flight.some(which))
+        if count < len(which):
+            left.append(flight.some(~which) if count else flight)
     return taken, left
 
 
@@ -106,6 +107,7 @@ class Copies:
         self.machine = machine
         self.issued = 0
         self._flights: list[Flight] = []
+        self._addresses: dict[int, tuple[Array, Array | None, tuple[int, int | None]]] = {}
 
     @cached_property
     def group(self) -> Array:
@@ -121,7 +123,7 @@ class Copies:
         """A copy is issued."""
         if self.machine.lands_at_once():
             self._land(frame, flight)
-            flight = replace(flight, landed=True)
+            flight.landed = True
         self._flights.append(flight)
 
     def covers(self, byte: int) -> bool:
@@ -207,18 +209,25 @@ class Copies:
         # Copies of nothing write zeros and read no source.
         source = machine.shared if flight.source is None else flight.source
         asked = flight.size and source.valid is not None and (machine.checks.uninitialised or source.poisoned)
-        target, origin = (np.ascontiguousarray(index, np.int64) for index in (flight.target, flight.index))
+        target, origin = np.ascontiguousarray(flight.target, np.int64), np.ascontiguousarray(flight.index, np.int64)
+        data, valid = self.address_of(source)
         wrong = native.functions().land(
-            machine.shared.data.ctypes.data, _address(machine.shared.valid), target.ctypes.data,
-            source.data.ctypes.data, _address(source.valid) if asked else None, origin.ctypes.data,
+            *self.address_of(machine.shared), target.ctypes.data, data, valid if asked else None, origin.ctypes.data,
             len(target), width, flight.size,
         )  # fmt: skip
         return not wrong
 
+    def address_of(self, region: Region) -> tuple[int, int | None]:
+        """Where the bytes of a region lie, and the marks of those that are initialised, for native code.
 
-def _address(array: Array | None) -> int:
-    assert array is not None
-    return int(array.ctypes.data)
+        NumPy takes as long to say that as native code does to copy.
+        """
+        data, valid = region.data, region.valid
+        held = self._addresses.get(id(region))
+        if held is None or held[0] is not data or held[1] is not valid:
+            found = data.ctypes.data, None if valid is None else valid.ctypes.data
+            held = self._addresses[id(region)] = data, valid, found
+        return held[2]
 
 
 @dataclass(frozen=True)
@@ -249,30 +258,32 @@ class CopyAsync:
             return
         machine, width = frame.machine, self.target.width
         _, _, origin = frame.select(source, guard)
-        sizes = frame.acting(where, size)
-        beyond = sizes > width
-        if beyond.any():
-            what = f"copies {int(sizes.max())} of {width} bytes"
-            raise machine.error(MisuseError, self.instruction, lanes[np.argmax(beyond)], what, link="")
+        # Mostly one size is written in the instruction.
+        sizes = frame.acting(where, size) if isinstance(size, np.ndarray) and size.ndim else np.array([size])
+        counts = different(sizes).tolist()
+        if max(counts) > width:
+            what = f"copies {max(counts)} of {width} bytes"
+            bad = lanes[np.argmax(sizes > width)]
+            raise machine.error(MisuseError, self.instruction, bad, what, link="")
         machine.progress()
-        machine.tracer.copies("copy", self.instruction, lanes, sizes)
+        machine.tracer.copies("copy", self.instruction, lanes, sizes if len(sizes) > 1 else counts[0])
         region, _, index = next(self.target._parts(frame, to, lanes))
         if region.shadow is not None:
             shadow_of(region).copy(frame, self.target, region, index, lanes)
         index = np.ascontiguousarray(index, np.int64)
-        places = region.data.ctypes.data, _address(region.valid), index.ctypes.data
-        native.functions().poison(*places, len(index), width)
         copies = machine.part(Copies)
+        native.functions().poison(*copies.address_of(region), index.ctypes.data, len(index), width)
         groups = copies.group[lanes]
         whole = Flight(self, copies.issued, machine.launch.clock, lanes, groups, index, width, None, index)
-        for count in _different(sizes):
-            chosen = sizes == count
-            # Mostly all lanes copy as much, out of one buffer: then nothing is picked out.
-            flight = whole if chosen.all() else whole.some(chosen)
-            origins = origin if flight is whole else origin[chosen]
-            for buffer, which, begin in self._sources(frame, int(count), origins, flight.lanes):
-                part = flight if which is None else flight.some(which)
-                copies.add(frame, replace(part, size=int(count), source=buffer, index=begin))
+        for count in counts:
+            flight, origins = whole, origin
+            if len(counts) > 1:
+                chosen = sizes == count
+                flight, origins = whole.some(chosen), origin[chosen]
+            for buffer, which, begin in self._sources(frame, count, origins, flight.lanes):
+                mine = flight if which is None else flight.some(which)
+                part = Flight(self, mine.number, mine.step, mine.lanes, mine.groups, mine.target, count, buffer, begin)
+                copies.add(frame, part)
         copies.issued += 1
 
     def _sources(

@@ -6,7 +6,7 @@ each byte, the accesses of every thread that are not known to be followed by ano
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from refmoe.ptx.engine.order.clocks import LANES
 from refmoe.ptx.engine.races import RaceShadow, never
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.memory import Region
+from refmoe.ptx.state.pages import PAGE
 from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, GRID, STRENGTH, STRENGTH_SHIFT, STRENGTHS, THREAD, WEAK
 
 Array = Any
@@ -430,6 +431,15 @@ class ExactShadow(RaceShadow):
                     for who in [who for who in table if who[0] == thread and who[1] == int(ASYNCHRONOUS)]:
                         del table[who]
                         table[who[0], 0, 0, who[3], who[4]] = record
+
+    def touched(self) -> Iterator[tuple[int, Array, Array]]:
+        """See `RaceShadow.touched`."""
+        pages: dict[int, Array] = {}
+        for byte, held in self._places.items():
+            of = pages.setdefault(byte // PAGE, np.zeros((2, PAGE), np.bool_))
+            of[:, byte % PAGE] = bool(held.writes), bool(held.reads)
+        for page, bytes_ in sorted(pages.items()):
+            yield page, bytes_[0], bytes_[1]
 
     def records(self, begin: int, end: int) -> tuple[Array, Array]:
         """See `RaceShadow.records`."""

@@ -36,7 +36,7 @@ class Frame:
         self.machine = machine
         self.mask = mask
         self.active = active
-        self.index = np.flatnonzero(mask) if compact else None
+        self.index = mask.nonzero()[0] if compact else None
         self.inner = None if compact or active == machine.lanes else mask
         self.count = active if compact else machine.lanes
         self._warps: tuple[Array, Array] | None = None
@@ -96,8 +96,10 @@ class Frame:
 
     def acting(self, where: Array | None, value: Array) -> Array:
         """`value` in the vector elements that `select` chose."""
-        whole = np.broadcast_to(value, (self.count,))
-        return whole if where is None else whole[where]
+        if isinstance(value, np.ndarray) and value.ndim:
+            return value if where is None else value[where]
+        count = self.count if where is None else int(np.count_nonzero(where))
+        return np.full(count, value)
 
     def first_active(self, guard: Array | None) -> int | None:
         """The lowest acting lane, or None."""

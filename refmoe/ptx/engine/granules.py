@@ -167,6 +167,18 @@ class Granules:
             found.append(held[places])
         return np.concatenate(indices), np.concatenate(found)
 
+    def touched(self) -> Iterator[tuple[int, Array, Array]]:
+        """(page, which of its bytes were written, which were read) of pages that somebody accessed; bool [4096] both.
+
+        A write forgets the reads that come before it: such a byte may count as written alone.
+        """
+        for page in np.flatnonzero(self.states).tolist():
+            begin, shift = page << PAGE_SHIFT, int(self.states[page]) - 1
+            held = self.records[:, begin : begin + (min(PAGE, self.size - begin) >> shift)] != 0
+            bytes_ = np.zeros((2, PAGE), np.bool_)
+            bytes_[:, : held.shape[1] << shift] = np.repeat([held[0], held[1:].any(axis=0)], 1 << shift, axis=1)
+            yield page, bytes_[0], bytes_[1]
+
     @property
     def accessed(self) -> int:
         """How many bytes somebody accessed."""

@@ -94,6 +94,12 @@ class NativeState:
         self._address = self._context.ctypes.data
         self._queues = np.zeros((lanes // _LANES, QUEUE_FIELDS), np.int64)
         self._masks = np.zeros(lanes // _LANES, np.uint32)
+        # NumPy takes as long to say where an array lies as native code does to use it.
+        self._masks_address = self._masks.ctypes.data
+        self._row_addresses = {
+            id(region): row.ctypes.data for region, row in zip(self._regions, self._rows, strict=True)
+        }
+        self._pool: Array = None
         scheduler = self._scheduler = functions()
         scheduled = not machine.launch.schedule.default
         self._advance = scheduler.advance_scheduled if scheduled else scheduler.advance
@@ -245,7 +251,7 @@ class NativeState:
 
     def pick(self) -> tuple[int, int, Array] | None:
         """Take the lanes that come next in Python: their turn, their place, and which they are, bool [lanes]."""
-        key = self._pick(self._address, self._masks.ctypes.data)
+        key = self._pick(self._address, self._masks_address)
         if key == NOBODY:
             return None
         return key // TURN, key % TURN, _lanes_of(self._masks)
@@ -337,7 +343,7 @@ class NativeState:
         """See `Lanes.orders`."""
         self._begin()
         index, lanes = np.ascontiguousarray(index, np.int64), np.ascontiguousarray(lanes, np.int64)
-        places = self.row_of(region).ctypes.data, index.ctypes.data, lanes.ctypes.data
+        places = self._row_addresses[id(region)], index.ctypes.data, lanes.ctypes.data
         return accesses.OrderStatus(function(self._address, *places, len(lanes), width, int(flags)))
 
     # One piece
@@ -368,8 +374,12 @@ class NativeState:
         machine, fields = self.machine, self._fields
         fields[Context.NOW] = machine.launch.clock
         if machine.clocks is not None:
-            # The pool moves when it grows.
-            fields[Context.POOL] = machine.clocks.pool.rows.ctypes.data
+            self._find_pool(machine.clocks.pool.rows)
+
+    def _find_pool(self, rows: Array) -> None:
+        """The pool moves when it grows."""
+        if rows is not self._pool:
+            self._pool, self._fields[Context.POOL] = rows, rows.ctypes.data
 
     def _end(self, failed: bool) -> None:
         """What native code changed."""
@@ -398,7 +408,7 @@ class NativeState:
             return 1
         self._fields[Context.NOW] = self.machine.launch.clock
         if self.machine.clocks is not None:
-            self._fields[Context.POOL] = self.machine.clocks.pool.rows.ctypes.data
+            self._find_pool(self.machine.clocks.pool.rows)
         return 0
 
 

@@ -11,7 +11,7 @@ one where there is none; a race that is not certain is looked for again by a lau
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,8 +74,10 @@ class Previous(Protocol):
 
     knows: Array
 
-    def check(self, frame: Frame, instruction: Instruction, region: Region, index: Array, lanes: Array) -> None:
-        """`lanes` [n] access bytes at `index` [n] of a region that it writes."""
+    def check(
+        self, frame: Frame, instruction: Instruction, region: Region, index: Array, lanes: Array, width: int, does: str
+    ) -> None:
+        """`lanes` [n] access `width` bytes at `index` [n] of a region that it uses: `"read"`, `"write"` or `"both"`."""
         ...
 
 
@@ -131,7 +133,7 @@ class RaceShadow:
         witness: who takes down every access, or None.
         maps: what is asked before a write, if there are tensor maps in the region that copies go by; else None.
         guard: what is asked before a write, once there are objects in the region that nobody may overwrite; else None.
-        previous: what is asked before an access, if the grid before this one writes the region; else None.
+        previous: what is asked before an access, if the grid before this one uses the region; else None.
         combined: who combines what the region has, once bulk copies do; else None.
         copied: records of writes that bulk copies made, and that count as their threads' since these waited for them.
         delivered: steps in which lanes waited for `cp.async`, whose writes count as theirs from then on.
@@ -172,6 +174,10 @@ class RaceShadow:
         if self.told:
             # For native code the region has no bytes, so that Python does every access.
             row[Row.SIZE] = 0
+
+    def touched(self) -> Iterator[tuple[int, Array, Array]]:
+        """See `Granules.touched`."""
+        return self.granules.touched()
 
     def release(self) -> None:
         """Give memory back: nobody asks any more who accessed what."""
@@ -239,7 +245,7 @@ class RaceShadow:
     ) -> None:
         """There will be accesses of `width` bytes at `index` [n] that do `"read"`, `"write"` or `"both"`."""
         if self.previous is not None:
-            self.previous.check(frame, access.instruction, region, index, lanes)
+            self.previous.check(frame, access.instruction, region, index, lanes, width, does)
         if self.maps is not None and does != "read":
             self.maps.check(frame, access.instruction, region, index, lanes, width)
         if self.guard is not None and does != "read":
@@ -548,6 +554,12 @@ class RaceShadow:
                 return position, record
         return pairs[0]
 
+    def unfenced_init(
+        self, frame: Frame, access: Accessing, region: Region, offset: int, lane: int, made: int
+    ) -> None:  # fmt: skip
+        """A copy is to complete on the mbarrier at a byte, and no proxy fence lies behind its `mbarrier.init`."""
+        self._report(frame, access, region, offset, lane, made, "proxy", "unfenced init")
+
     def _poll(self, frame: Frame, access: Accessing, lane: int, record: int, mine: int, kind: str) -> Poll | None:
         """The poll without an acquire that makes a race but a warning, or None."""
         if kind not in ("write-read", "read-write", "write-write"):
@@ -582,7 +594,7 @@ class RaceShadow:
         if poll is not None:
             warning = "missing acquire"
         verb, missing = _SENTENCES[kind]
-        missing = _MILDER.get(warning, missing)
+        verb, missing = _MILDER_VERBS.get(warning, verb), _MILDER.get(warning, missing)
         whom = f"several threads, thread {other_thread} among them," if several else f"thread {other_thread}"
         if record & ~int(THREAD | SEVERAL) == never(0):
             whom = f"a non-coherent load (ld.global.nc) by {whom}"
@@ -665,6 +677,10 @@ _MILDER = {
     "missing acquire": "the strong read that saw its signal is no acquire, and no fence lies between",
     "same value": "nothing orders the two, but both write the same bytes",
     "copied operand": "no fence.proxy.async lies between, but it is an operand that cp.async brought",
+    "unfenced init": "neither fence.mbarrier_init nor fence.proxy.async lies between",
+}
+_MILDER_VERBS = {
+    "unfenced init": "completes a copy, through the asynchronous proxy, on an mbarrier that was initialised by",
 }
 
 

@@ -160,7 +160,7 @@ class Turns:
         here = bits_of_warps(mask)
         first = here & self._first
         parts = (first != 0) & (first != here)
-        if not parts.any():
+        if not np.count_nonzero(parts):
             return mask
         # Of such a warp the others are the first the next time, as natively: nobody is always behind.
         self._first ^= np.where(parts, np.uint32(_EVERY_LANE), np.uint32(0))

@@ -26,7 +26,6 @@ from refmoe.ptx.findings.site import (
     NC_BEHIND,
     PAIRED,
     PLACES,
-    PROXY,
     SECTIONS,
     SINGLE,
     Body,
@@ -71,14 +70,15 @@ def remedies(race: RaceSite) -> Iterator[Remedy]:
 def _proxy(race: RaceSite) -> Iterator[Remedy]:
     space = "shared::cta" if race.error.space == "shared" else "global"
     fence = f"fence.proxy.async.{space};"
+    why = race.default
     if race.earlier is not None:
         yield Remedy(
             f"fence.proxy.async (cuda::ptx::fence_proxy_async) after {where(race.earlier)}, by the thread that wrote",
-            (PtxEdit(race.earlier, "after", fence),), *PROXY,
+            (PtxEdit(race.earlier, "after", fence),), *why,
         )  # fmt: skip
     yield Remedy(
         f"fence.proxy.async before {where(race.later)}, by the thread that copies",
-        (PtxEdit(race.later, "before", fence),), *PROXY,
+        (PtxEdit(race.later, "before", fence),), *why,
     )  # fmt: skip
 
 

@@ -103,6 +103,8 @@ class RaceSite:
         kind, relation = self.error.kind, self.relation
         if self.error.warning == "non-coherent":
             return NC_BEHIND
+        if self.error.warning == "unfenced init":
+            return INIT
         if kind in _KINDS:
             return _KINDS[kind]
         if self.twins:
@@ -128,6 +130,7 @@ class RaceSite:
 BULK = ("cp.async.bulk", "cp.reduce.async.bulk", "st.async", "red.async", "clusterlaunchcontrol")
 MIXED = "strong-and-plain-accesses"
 PROXY = ("a fence between the generic and the asynchronous proxy, by whoever wrote, before the barrier", "proxies")
+INIT = ("a fence between mbarrier.init and the copies that complete on the barrier", "barriers-that-copies-complete-on")
 GRID = ("griddepcontrol.wait, by the thread or by one that it comes after", "the-grid-before")
 MAPS = ("the end of the copies that go by the tensor map", "tensor-maps")
 NC = ("coherence: ld.global.nc may read what was there before the launch", "non-coherent-loads")

@@ -6,6 +6,8 @@ which the two accesses are free to come in another order in, if nothing orders t
 strong never counts otherwise.
 
 Where one change lets this race go, and another one is left in its place, the changes for that one are tried on top.
+
+A barrier that is inserted has to be met by both threads, see `refmoe.ptx.findings.meeting`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from refmoe.ptx.engine.lanes import OutOfTime
 from refmoe.ptx.errors import PtxError, RaceError
 from refmoe.ptx.findings.edits import Unplaced, apply
 from refmoe.ptx.findings.finding import Finding
+from refmoe.ptx.findings.meeting import among_themselves, exits_together, inserts_meetings, spare_barrier
 from refmoe.ptx.findings.remedies import remedies
 from refmoe.ptx.findings.site import RaceSite, Remedy, widths
 from refmoe.ptx.module import Module
@@ -117,12 +120,14 @@ class Change:
     Attributes:
         remedy: it.
         text: of the module with it.
+        apart: the same text, but where inserted barriers meet only each other.
         clean: whether the launch then had no fault.
         agreed: what became of it under several schedules.
     """
 
     remedy: Remedy
     text: str
+    apart: str
     clean: bool
     agreed: Agreed
 
@@ -172,7 +177,7 @@ class Trials:
             return found if remedy is None else replace(found, remedy=remedy.words, missing=remedy.missing)
         self._loose: Remedy | None = None
         with self._allowance.running():
-            change = self._best(race, module, 0)
+            change = self._best(race, module, module.text, 0)
         late = self._late() if self._allowance.cut else ""
         if change is None:
             return replace(found, why=late or self._why(race))
@@ -212,8 +217,13 @@ class Trials:
         tried = f"none of {self._count} changes" if self._count > 1 else "the one change that was tried does not"
         return f"{tried} of scopes, fences, waits and barriers {'does' if self._count > 1 else ''}".rstrip()
 
-    def _best(self, race: RaceSite, module: Module, depth: int, like: list[str] | None = None) -> Change | None:
-        """The first change that counts; else one that leaves bytes that depend on the schedule, or another fault."""
+    def _best(
+        self, race: RaceSite, module: Module, apart: str, depth: int, like: list[str] | None = None
+    ) -> Change | None:
+        """The first change that counts; else one that leaves bytes that depend on the schedule, or another fault.
+
+        `apart` is the module's text, but inserted barriers meet only each other.
+        """
         another: list[tuple[Change, RaceError]] = []
         depends: Change | None = None
         candidates = list(islice(remedies(race), self._most(race)))
@@ -226,11 +236,14 @@ class Trials:
                 return known
             self._count += 1
             outcome, text, left = self._tried(remedy, race, module)
+            alone = self._met(remedy, race, module, apart, text) if outcome != "not" else None
+            if alone is None:
+                continue
             if outcome == "another" and left is not None and remedy.orders:
-                another.append((Change(remedy, text, False, Agreed(1, True)), left))
+                another.append((Change(remedy, text, alone, False, Agreed(1, True)), left))
             if outcome != "clean":
                 continue
-            change = Change(remedy, text, True, self._under_schedules(text, module))
+            change = Change(remedy, text, alone, True, self._under_schedules(text, module))
             if change.agreed.failed or change.agreed.lines & _lines_of(race):
                 continue
             if change.mends:
@@ -246,7 +259,7 @@ class Trials:
                     continue
                 inner = self._edited(change.text, module)
                 site = self._site(left, inner)
-                more = None if site is None else self._best(site, inner, depth + 1, _texts(change.remedy))
+                more = None if site is None else self._best(site, inner, change.apart, depth + 1, _texts(change.remedy))
                 if more is not None and more.mends:
                     return self._together(change, more)
         return depends or (another[0][0] if another else None)
@@ -273,6 +286,28 @@ class Trials:
             text = apply(module.text, remedy.edits)
         except Unplaced:
             return "not", "", None
+        return self._became(text, race, module)
+
+    def _met(self, remedy: Remedy, race: RaceSite, module: Module, apart: str, text: str) -> str | None:
+        """The changed text where inserted barriers meet only each other; None if one of both threads does not come.
+
+        `text` is the one with the change, and does well.
+        """
+        number = spare_barrier(text)
+        try:
+            if number is None or not inserts_meetings(remedy.edits):
+                return apply(apart, remedy.edits)
+            alone = apply(apart, among_themselves(remedy.edits, number))
+            if self._became(alone, race, module)[0] != "not":
+                return alone
+            ends = exits_together(module, number)
+            together = "" if ends is None else apply(text, ends)
+        except Unplaced:
+            return None
+        return text if together and self._became(together, race, module)[0] != "not" else None
+
+    def _became(self, text: str, race: RaceSite, module: Module) -> tuple[Tried, str, RaceError | None]:
+        """(what became of a launch with a text, the text, the race that is left)."""
         if text not in self._outcomes:
             try:
                 self._outcomes[text] = self._outcome(text, module)

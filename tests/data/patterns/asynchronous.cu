@@ -149,7 +149,7 @@ KER NAME(ARGS) { __shared__ __align__(128) u32 s[128]; __shared__ u64 b; if (TID
     __syncthreads(); if (TID == 0) { mb_expect(&b, 512); bulk_load(s, in, 512, &b); mb_wait(&b, 0); }
     ⟨__syncwarp();¦__syncthreads();⟩ out[TID] = s[TID]; }
 
-//# tma_initfence finds=MisuseError b=64
+//# tma_initfence finds=warning b=64
 KER NAME(ARGS) { __shared__ __align__(128) u32 s[128]; __shared__ u64 b; if (TID == 0) { asm
     volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(sa(&b)) : "memory"); ⟨¦asm
     volatile("fence.mbarrier_init.release.cluster;" ::: "memory");⟩ } __syncthreads(); if (TID == 0) { mb_expect(&b,

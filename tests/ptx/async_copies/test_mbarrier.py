@@ -7,6 +7,7 @@ import pytest
 from support.ptx_kernel import line_of, run
 
 from refmoe import ptx
+from refmoe.ptx.engine.mbarrier_table import among
 
 BAR = ".shared .align 8 .b64 bar[4]; .shared .align 16 .b8 cell[2048];"
 
@@ -537,3 +538,10 @@ def test_fences_are_known(instruction: str) -> None:
 def test_other_spellings_are_unknown(instruction: str) -> None:
     with pytest.raises(ptx.UnknownOpcode):
         started(instruction + "mov.u32 %r20, 0;")
+
+
+@pytest.mark.parametrize("some", [[3], [3, 5], [5, 3, 3], [9], []])
+@pytest.mark.parametrize("values", [[3], [4], [3, 4, 5], [3, 3], []])
+def test_what_is_among_others_is_found_however_many_there_are(values: list[int], some: list[int]) -> None:
+    found = among(np.array(values, np.int64), np.array(some, np.int64))
+    assert found.tolist() == [value in some for value in values]

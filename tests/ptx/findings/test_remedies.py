@@ -129,3 +129,19 @@ def test_a_warp_meets_before_one_lane_signals_for_it() -> None:
     branch = line_of(FLAG, "@%p1 bra DONE", module_scope=CELLS)
     meeting = f"__syncwarp() (bar.warp.sync 0xffffffff) before line {branch}: one lane signals for its warp"
     assert (finding.remedy, finding.clean, finding.same) == (meeting, True, True)
+
+
+def test_a_barrier_that_copies_do_not_know_lacks_a_fence_behind_its_init() -> None:
+    body = LOAD.replace("fence.proxy.async.shared::cta;", "")
+    body = body.replace("st.global.u32 [%d3], %r1;", "")
+    data = np.zeros(256, np.uint32)
+    result = ptx.launch(ptx.Module.parse(text(body, BARRIERS)), "k", (1, 1, 1), (64, 1, 1), [data.copy(), data, 0])
+    (warning,) = result.warnings
+    finding = warning.finding
+    assert isinstance(finding, Finding)
+    init = line_of(body, "mbarrier.init", module_scope=BARRIERS)
+    assert finding.missing == "a fence between mbarrier.init and the copies that complete on the barrier"
+    assert finding.remedy == (
+        f"fence.proxy.async (cuda::ptx::fence_proxy_async) after line {init}, by the thread that wrote"
+    )
+    assert (finding.section, finding.clean) == ("barriers-that-copies-complete-on", True)

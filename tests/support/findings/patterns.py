@@ -18,7 +18,7 @@ from support.ptx_kernel import compile_cuda
 from refmoe import ptx
 
 FOLDER = Path(__file__).parents[2] / "data" / "patterns"
-FILES = ("grid", "block", "asynchronous", "idioms", "roles")
+FILES = ("grid", "block", "asynchronous", "idioms", "roles", "library", "order")
 _CHOICE = re.compile("⟨(.*?)¦(.*?)⟩", re.DOTALL)
 _FORMS = ("racy", "mended")
 
@@ -69,9 +69,14 @@ class Pattern:
         return "warning" if result.warnings else ""
 
 
+def _parts(file: str) -> list[str]:
+    """What a file begins with, and its kernels."""
+    return (FOLDER / f"{file}.cu").read_text(encoding="utf-8").split("\n//# ")
+
+
 def _read(file: str) -> list[Pattern]:
     found = []
-    for part in (FOLDER / f"{file}.cu").read_text(encoding="utf-8").split("\n//# ")[1:]:
+    for part in _parts(file)[1:]:
         head, _, body = part.partition("\n")
         name, finds, *numbers = head.split()
         words = dict(each.split("=") for each in numbers)
@@ -86,4 +91,4 @@ PATTERNS = [pattern for file in FILES for pattern in _read(file)]
 def _module(file: str, folder: Path) -> ptx.Module:
     common = (FOLDER / "common.cuh").read_text(encoding="utf-8")
     forms = [each.text(form) for each in PATTERNS if each.file == file for form in _FORMS]
-    return compile_cuda(common + "\n".join(forms), folder, "sm_90a")
+    return compile_cuda("\n".join([common, _parts(file)[0], *forms]), folder, "sm_90a")

@@ -236,7 +236,7 @@ class Bulk:
         machine.progress()
         machine.tracer.copies("copy", flight.instruction, flight.lanes, flight.bytes)
         self._check_beside(flight)
-        machine.part(Mbarriers).check_published(flight.instruction, flight.lanes, flight.ids)
+        machine.part(Mbarriers).check_published(frame, access, flight.lanes, flight.ids)
         region = flight.cut.region
         if region is shared:
             flight.cut.access._check_valid(frame, shared, *flight.cut.chosen(flight.lanes))

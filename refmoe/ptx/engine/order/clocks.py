@@ -263,13 +263,17 @@ class Clocks:
         if not lanes.size:
             return
         warps = lanes >> 5
-        starts = np.flatnonzero(np.r_[True, (warps[1:] != warps[:-1]) | (numbers[1:] != numbers[:-1])])
-        sizes = np.diff(np.r_[starts, len(lanes)])
+        parts = np.flatnonzero((warps[1:] != warps[:-1]) | (numbers[1:] != numbers[:-1])) + 1
+        starts, ends = np.append(0, parts), np.append(parts, len(lanes))
+        sizes = ends - starts
         # Whether the lanes of a run are all those that live in their warp, which learn as one.
         whole = self._are_whole(warps[starts], sizes, alive)
-        some = np.repeat(~whole, sizes)
-        rows = np.r_[warps[starts[whole]], self._own_rows(lanes[some])]
-        numbers = np.r_[numbers[starts[whole]], numbers[some]]
+        if np.count_nonzero(whole) == len(whole):
+            rows, numbers = warps[starts], numbers[starts]
+        else:
+            some = np.repeat(~whole, sizes)
+            rows = np.concatenate([warps[starts[whole]], self._own_rows(lanes[some])])
+            numbers = np.concatenate([numbers[starts[whole]], numbers[some]])
         raise_rows(self.seen, rows, known, numbers)
         if self.by_lane:
             self._raise_whole(rows)
