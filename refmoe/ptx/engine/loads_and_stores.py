@@ -18,7 +18,7 @@ from refmoe.ptx.engine.local_pointers import own_windows, owner_of
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import MemoryFault
 from refmoe.ptx.program.provenance import Bounds
-from refmoe.ptx.state.in_turn import Scan, Words, scan_of
+from refmoe.ptx.state.in_turn import Scan, ContendedWords, scan_of
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import STRENGTHS
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, OWNER_SHIFT, RANK_SHIFT, SHARED_WINDOW, WINDOW_BITS
@@ -591,7 +591,7 @@ class Atomic(Access):
         changed = False
         if order is not None:
             at, place = at[order], place[order]
-        words = {element: Words(at + element, partial(region.read, self.size)) for element in elements}
+        words = {element: ContendedWords(at + element, partial(region.read, self.size)) for element in elements}
         turns: Iterable[Array] = ()
         if self.scan is not None and words[elements[0]].are_few:
             for element in elements:

@@ -114,8 +114,8 @@ class Finding:
         return {
             **sides, "missing": self.missing, "remedy": self.remedy, "tried": self.tried, "clean": self.clean,
             "orders": self.orders, "schedules": self.schedules, "same": self.same, "why": self.why,
-            "also": list(self.also), "before": self.before, "bytes": self.bytes, "threads": self.threads, "more": self.more,
-            "link": self.link,
+            "also": list(self.also), "before": self.before, "bytes": self.bytes, "threads": self.threads,
+            "more": self.more, "link": self.link,
         }  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def scan_of(operation: str, kind: str) -> Scan | None:
     return Scan(_UFUNCS[operation].accumulate, dtype) if operation in _UFUNCS else None
 
 
-class Words:
+class ContendedWords:
     """The words of a region that lanes meet at, from their first turn to their last.
 
     Args:

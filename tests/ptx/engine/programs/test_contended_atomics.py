@@ -10,7 +10,7 @@ from support.ptx_kernel import run
 
 from refmoe.ptx import isa
 from refmoe.ptx.engine import loads_and_stores
-from refmoe.ptx.state.in_turn import Words, scan_of
+from refmoe.ptx.state.in_turn import ContendedWords, scan_of
 
 BITWISE = [(operation, kind) for operation in ("and", "or", "xor", "exch") for kind in ("b32", "b64")]
 SIGNED = [(operation, kind) for operation in ("min", "max") for kind in ("u32", "s32", "u64", "s64")]
@@ -67,7 +67,7 @@ def test_a_scan_is_many_turns(operation: str, kind: str) -> None:
     expected = list(in_turns(operation, kind, first, operands))
     scan = scan_of(operation, kind)
     assert scan is not None
-    words = Words(np.arange(THREADS) % WORDS, lambda places: first[places])
+    words = ContendedWords(np.arange(THREADS) % WORDS, lambda places: first[places])
     assert words.are_few
     found, changed = words.scan(scan, operands)
     assert found.tolist() == [before for before, _ in expected]
@@ -78,7 +78,7 @@ def test_a_scan_is_many_turns(operation: str, kind: str) -> None:
 def test_a_scan_that_changes_nothing() -> None:
     scan = scan_of("or", "b32")
     assert scan is not None
-    words = Words(np.zeros(8, np.int64), lambda places: np.full(len(places), 7, np.uint32))
+    words = ContendedWords(np.zeros(8, np.int64), lambda places: np.full(len(places), 7, np.uint32))
     assert not words.scan(scan, np.full(8, 3, np.uint32))[1]
 
 
