@@ -18,7 +18,7 @@ from refmoe.ptx.engine.local_pointers import own_windows, owner_of
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import MemoryFault
 from refmoe.ptx.program.provenance import Bounds
-from refmoe.ptx.state.in_turn import Scan, ContendedWords, scan_of
+from refmoe.ptx.state.in_turn import ContendedWords, Scan, scan_of
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import STRENGTHS
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, OWNER_SHIFT, RANK_SHIFT, SHARED_WINDOW, WINDOW_BITS
