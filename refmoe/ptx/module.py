@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from refmoe.ptx.engine.code import PLAIN, Code, View
 from refmoe.ptx.errors import ArgumentMismatch
@@ -20,6 +21,7 @@ class Module:
         name: for messages.
         target: as written in the text, `"sm_120a"`.
         strict: refuse entries with FP arithmetic that ptxas may fuse.
+        told: what launches of it found out about its races, for the launches that follow.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Module:
     _parsed: ParsedModule = field(repr=False)
     _codes: dict[tuple[str, str], Code] = field(default_factory=dict, repr=False)
     _owner: Module | None = field(default=None, repr=False)
+    told: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def parse(cls, text: str, name: str = "module.ptx", strict: bool = False) -> Module:

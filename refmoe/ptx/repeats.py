@@ -76,8 +76,12 @@ class Repeats:
         """
         if self._first is None:
             return error
-        raced = isinstance(error, RaceError) and self._first.buffer == error.buffer
-        return self._first if raced or isinstance(error, Deadlock) else error
+        if isinstance(error, RaceError) and self._first.buffer == error.buffer:
+            if self._first.offset == error.offset:
+                return self._first
+            # In shared memory all variables are one buffer: the two may have nothing to do with each other.
+            return self._first.adding(f"where that value is followed, there is a race: {error.message}")
+        return self._first if isinstance(error, Deadlock) else error
 
     def _may_be_undefined(self, error: BaseException) -> bool:
         """Whether it may be no error, or another one, if undefined values are followed."""

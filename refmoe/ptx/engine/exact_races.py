@@ -6,9 +6,11 @@ each byte, the accesses of every thread that are not known to be followed by ano
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -34,8 +36,35 @@ _AGENTS = int(ASYNCHRONOUS | BULK)
 _STRENGTH, _THREAD = int(STRENGTH), int(THREAD)
 # Accesses from which on all are asked for at once.
 _FEW = 4
+# Accesses that are asked for ahead, for all lanes of a step together.
+_AHEAD = 64
 # Accesses that a byte has before those are looked for that need not be kept.
 _MANY = 16
+
+
+class _Held(dict[Who, int]):
+    """Records by who made the access. `groups` has them apart by strength, first byte and width.
+
+    Thousands of atomics of one counter are one group. None of them races with one more, which needs no look at each.
+    """
+
+    def __init__(self, of: Mapping[Who, int] = MappingProxyType({})) -> None:
+        super().__init__()
+        self.groups: dict[tuple[int, int, int], dict[Who, int]] = {}
+        for who, record in of.items():
+            self[who] = record
+
+    def __setitem__(self, who: Who, record: int) -> None:
+        super().__setitem__(who, record)
+        self.groups.setdefault(who[2:], {})[who] = record
+
+    def __delitem__(self, who: Who) -> None:
+        super().__delitem__(who)
+        del self.groups[who[2:]][who]
+
+    def clear(self) -> None:
+        super().clear()
+        self.groups.clear()
 
 
 @dataclass(slots=True)
@@ -51,14 +80,14 @@ class _Place:
 
     begin: int
     width: int
-    writes: dict[Who, int] = field(default_factory=dict)
-    reads: dict[Who, int] = field(default_factory=dict)
+    writes: _Held = field(default_factory=_Held)
+    reads: _Held = field(default_factory=_Held)
     most_writes: int = _MANY
     most_reads: int = _MANY
 
     def of(self, byte: int) -> _Place:
         """One of its bytes, as a place of its own."""
-        return replace(self, begin=byte, width=1, writes=dict(self.writes), reads=dict(self.reads))
+        return replace(self, begin=byte, width=1, writes=_Held(self.writes), reads=_Held(self.reads))
 
 
 class _Chain:
@@ -154,27 +183,27 @@ class ExactShadow(RaceShadow):
                 places[byte] = _Place(byte, 1)
         return list({id(each): each for each in map(places.__getitem__, range(begin, end))}.values())
 
-    def _not_excused(self, frame: Frame, held: dict[Who, int], mine: Who, record: int) -> list[tuple[Who, int]]:
+    def _not_excused(self, frame: Frame, held: _Held, mine: Who, record: int) -> Iterator[tuple[Who, int]]:
         """Those of `held` that race with an access unless they come before it."""
-        return [
-            (who, other)
-            for who, other in held.items()
-            if (who[0] != mine[0] or who[1])
-            and not (
-                (who[3:] == mine[3:] or _BY_ELEMENTS in (who[3:], mine[3:])) and self._excused(frame, other, record)
-            )
-        ]
+        for (strength, *place), group in held.groups.items():
+            alike = tuple(place) == mine[3:] or _BY_ELEMENTS in (tuple(place), mine[3:])
+            if alike and min(strength, mine[2]) >= GRID:
+                continue
+            for who, other in group.items():
+                if (who[0] != mine[0] or who[1]) and not (alike and self._excused(frame, other, record)):
+                    yield who, other
 
-    def _conflict(
-        self, frame: Frame, held: dict[Who, int], lane: int, mine: Who, record: int, known: _Known
-    ) -> int | None:
+    def _conflict(self, frame: Frame, held: _Held, lane: int, mine: Who, record: int, known: _Known) -> int | None:
         """A record of `held` that races with an access."""
-        asked = self._not_excused(frame, held, mine, record)
-        if len(asked) > _FEW:
-            known.ask([other for _, other in asked])
-        for who, other in asked:
-            if not known[other] and not self._observed(frame, who, other, lane, mine[0]):
-                return other
+        left, count = self._not_excused(frame, held, mine, record), _AHEAD
+        # Where one races, nobody looks at the thousands behind it.
+        while asked := list(islice(left, count)):
+            if len(asked) > _FEW:
+                known.ask([other for _, other in asked])
+            for who, other in asked:
+                if not known[other] and not self._observed(frame, who, other, lane, mine[0]):
+                    return other
+            count *= 2
         return None
 
     def _excused(self, frame: Frame, one: int, other: int) -> bool:
@@ -220,7 +249,7 @@ class ExactShadow(RaceShadow):
         found: list[bool] = frame.machine.clocks.ordered(np.full(len(records), lane), asked).tolist()
         return found
 
-    def _drop_ordered(self, held: dict[Who, int], strength: int, known: _Known) -> int:
+    def _drop_ordered(self, held: _Held, strength: int, known: _Known) -> int:
         """Forget accesses that come before one of a lane, and race with nothing that this one does not race with.
 
         Returns:
@@ -233,7 +262,7 @@ class ExactShadow(RaceShadow):
         return max(_MANY, 2 * len(held))
 
     def _all_known(self, frame: Frame, rows: Sequence[Made], width: int, verb: Kind) -> list[_Known]:
-        """What each access of a step will ask of those before the step, asked in one call for all of them."""
+        """What each access of a step will first ask of those before the step, asked in one call for all of them."""
         known: list[_Known] = []
         lanes: list[int] = []
         records: list[int] = []
@@ -242,7 +271,7 @@ class ExactShadow(RaceShadow):
             known.append(_Known(partial(self._all_ordered, frame, lane)))
             for place in self._places_of(begin, width):
                 for held in (place.writes, place.reads) if verb != "read" else (place.writes,):
-                    others = [other for _, other in self._not_excused(frame, held, mine, record)]
+                    others = [other for _, other in islice(self._not_excused(frame, held, mine, record), _AHEAD)]
                     records += others
                     lanes += [len(known) - 1] * len(others)
         if records:

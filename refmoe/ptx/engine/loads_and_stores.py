@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from refmoe.ptx.engine.local_pointers import own_windows, owner_of
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import MemoryFault
 from refmoe.ptx.program.provenance import Bounds
+from refmoe.ptx.state.in_turn import ContendedWords, Scan, scan_of
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import STRENGTHS
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, OWNER_SHIFT, RANK_SHIFT, SHARED_WINDOW, WINDOW_BITS
@@ -496,7 +497,7 @@ class Atomic(Access):
 
     `function(old, b[, c]) -> new` is the arithmetic, `global_function` that in global memory. One that
     `compares` does so with all elements before it writes any, as the halves of `atom.cas.b128` are.
-    With the operand `idle`, if there is one, it leaves what is there.
+    With the operand `idle`, if there is one, it leaves what is there. `scan` does many turns at one word together.
     """
 
     function: Callable[..., Any]
@@ -504,6 +505,7 @@ class Atomic(Access):
     dtype: Any
     compares: bool = False
     idle: int | None = None
+    scan: Scan | None = None
     verb = "atomic"
 
     def __call__(
@@ -589,9 +591,17 @@ class Atomic(Access):
         changed = False
         if order is not None:
             at, place = at[order], place[order]
-        for turn in _turns(at):
+        words = {element: ContendedWords(at + element, partial(region.read, self.size)) for element in elements}
+        turns: Iterable[Array] = ()
+        if self.scan is not None and words[elements[0]].are_few:
+            for element in elements:
+                found, moved = words[element].scan(self.scan, sources[element][0][place].astype(self.dtype))
+                old[element][place], changed = found, changed or moved
+        else:
+            turns = _turns(at)
+        for turn in turns:
             who = place[turn]
-            before = {element: region.read(self.size, at[turn] + element) for element in elements}
+            before = {element: words[element].held[words[element].of[turn]] for element in elements}
             for element in elements if self.compares else ():
                 stores[who] &= before[element] == sources[element][0][who]
             for element in elements:
@@ -600,7 +610,9 @@ class Atomic(Access):
                 if self.compares:
                     after = np.where(stores[who], after, before[element])
                 changed = changed or bool((after != before[element]).any())
-                region.write(self.size, at[turn] + element, after)
+                words[element].held[words[element].of[turn]] = after
+        for each in words.values():
+            region.write(self.size, each.places, each.held)
         return changed
 
 
@@ -660,5 +672,6 @@ def atomic(instruction: Instruction, opcode: MemoryOpcode, bounds: Bounds | None
         global_function=isa.resolve_atomic(operation, kind, flush),
         dtype=np.dtype(f"u{opcode.size}"),
         compares=operation == "cas",
+        scan=scan_of(operation, kind),
         idle={"add": 0, "or": 0, "xor": 0, "and": (1 << 8 * opcode.size) - 1}.get(operation),
     )

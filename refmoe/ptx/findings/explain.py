@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -166,6 +166,23 @@ def settled(
         return attempt(running, exact, None, False), (*found, *rest, *milder)
 
 
+@dataclass(frozen=True)
+class Consumed:
+    """Racing values that collectives consumed.
+
+    Attributes:
+        by: the collectives.
+        edited: the module in which lanes meet there.
+        clean: whether a launch of that had no race.
+        agreed: what became of it under several schedules.
+    """
+
+    by: tuple[Instruction, ...]
+    edited: Module
+    clean: bool
+    agreed: Agreed
+
+
 class Explainer:
     """Explains the races of one launch.
 
@@ -234,13 +251,28 @@ class Explainer:
             "of the grid before this one" if error.kind == "previous grid" else "not known",
         )  # fmt: skip
         if race is not None:
-            found = self._trials.remedied(found, race, module)
+            found = self._remedied(found, race, module)
         if error.poll is not None:
             pairs = self._witnessed(error.buffer, module, exact).pairs.values()
             others = {each.error.line: each.error for each in pairs if each.error.cause == error.cause}
             others.pop(error.line, None)
             found = replace(found, also=tuple(_place(each) for _, each in sorted(others.items())))
         return error.explained(found, earlier=pair.error.earlier)
+
+    def _remedied(self, found: Finding, race: RaceSite, module: Module) -> Finding:
+        """A finding with the change that orders its race.
+
+        A program launches one kernel many times. What was tried at the first launch is not tried again.
+        """
+        error, earlier = race.error, race.earlier
+        key = ("remedy", error.kind, error.warning, error.line, earlier and earlier.line)
+        known = module.told.get(key)
+        if known is not None:
+            return found.again(known)
+        found = self._trials.remedied(found, race, module)
+        if found.tried or found.why:
+            module.told[key] = found
+        return found
 
     def _site(self, error: RaceError, module: Module) -> RaceSite | None:
         """A race of an edited module, with its code there."""
@@ -292,6 +324,11 @@ class Explainer:
         load = pair.error.earlier
         if not isinstance(load, Instruction):
             return None
+        key = ("collective", error.line, load.line)
+        known: Consumed | None = module.told.get(key)
+        if known is not None and self._met.isdisjoint(known.by):
+            self._met.update(known.by)
+            return _milder(error, pair, known, before=True), known.edited
         for function in _functions(self._module):
             body = function.body or ()
             if len(body) > _LONGEST_COLLECTIVE:
@@ -313,7 +350,8 @@ class Explainer:
             self._met.update(new)
             with self._allowance.running():
                 agreed = self._agreeing(edited)
-            return _milder(error, pair, found, edited.text, clean, agreed), edited
+            module.told[key] = consumed = Consumed(tuple(found), edited, clean, agreed)
+            return _milder(error, pair, consumed), edited
         return None
 
 
@@ -323,10 +361,9 @@ def _functions(module: Module) -> Iterator[Function]:
         yield function if whole is None else whole
 
 
-def _milder(
-    error: RaceError, pair: RacingPair, found: Sequence[Instruction], edited: str, clean: bool, agreed: Agreed
-) -> RaceError:
-    """The warning that an error is, whose values `found` consumed; in the edited text the warp meets there."""
+def _milder(error: RaceError, pair: RacingPair, consumed: Consumed, before: bool = False) -> RaceError:
+    """The warning that an error is, whose values were consumed. `before`: in an earlier launch of the module, too."""
+    found, agreed = consumed.by, consumed.agreed
     taken = ", ".join(str(each.line) for each in found[:_WARNINGS])
     load = pair.error.earlier
     assert load is not None
@@ -337,9 +374,9 @@ def _milder(
     finding = Finding(
         Accessed(*kind_of(opcode_of(error)), error.block, error.thread, error.line, error.source, error.text),
         Accessed.of(load, error.other_block, error.among), missing,
-        f"__syncwarp() (bar.warp.sync 0xffffffff) at line {taken}, before the signal", True, clean, edited,
-        len(pair.bytes), len(pair.threads), pair.more, "values-that-a-collective-took",
-        schedules=0 if agreed.failed else agreed.schedules, same=agreed.same or agreed.failed,
+        f"__syncwarp() (bar.warp.sync 0xffffffff) at line {taken}, before the signal", True, consumed.clean,
+        consumed.edited.text, len(pair.bytes), len(pair.threads), pair.more, "values-that-a-collective-took",
+        schedules=0 if agreed.failed else agreed.schedules, same=agreed.same or agreed.failed, before=before,
     )  # fmt: skip
     return error.explained(finding, earlier=load, warning="warp-collective")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from refmoe.ptx.findings.accesses import Accessed
 
@@ -31,6 +31,7 @@ class Finding:
         same: whether it left the same bytes under all of them.
         why: why no change is known, or why not all were tried.
         also: other accesses that this change orders, too: places.
+        before: whether the change was tried with an earlier launch of the module, where the same two lines raced.
     """
 
     later: Accessed
@@ -50,6 +51,7 @@ class Finding:
     same: bool = True
     why: str = ""
     also: tuple[str, ...] = ()
+    before: bool = False
 
     @property
     def link(self) -> str:
@@ -84,12 +86,21 @@ class Finding:
             return "not tried"
         if not self.clean:
             return "tried: this race is then gone, and another fault is left"
-        clean = "tried: this launch is then without a fault"
+        launch = "an earlier launch, where they raced too," if self.before else "this launch"
+        clean = f"tried: {launch} is then without a fault"
         if self.schedules <= 1:
             return f"{clean}; under this schedule alone"
         if not self.same:
             return f"{clean} under {self.schedules} schedules; its bytes still depend on the schedule"
         return f"{clean}, and leaves the same bytes under {self.schedules} schedules"
+
+    def again(self, known: Finding) -> Finding:
+        """This finding, of which nothing was tried, with what is known from an earlier launch of the module."""
+        return replace(
+            self, missing=known.missing, remedy=known.remedy, tried=known.tried, clean=known.clean, edited=known.edited,
+            section=known.section, orders=known.orders, schedules=known.schedules, same=known.same, why=known.why,
+            before=True,
+        )  # fmt: skip
 
     def document(self) -> dict[str, object]:
         """As JSON has it."""
@@ -103,8 +114,8 @@ class Finding:
         return {
             **sides, "missing": self.missing, "remedy": self.remedy, "tried": self.tried, "clean": self.clean,
             "orders": self.orders, "schedules": self.schedules, "same": self.same, "why": self.why,
-            "also": list(self.also), "bytes": self.bytes, "threads": self.threads, "more": self.more,
-            "link": self.link,
+            "also": list(self.also), "before": self.before, "bytes": self.bytes, "threads": self.threads,
+            "more": self.more, "link": self.link,
         }  # fmt: skip
 
 

@@ -1,13 +1,16 @@
 """Calls replaced by the bodies they call, so that the machine needs no call stack.
 
 nvcc inlines nearly every device function; what is left are calls of `noinline` functions, and calls through pointers.
-An indirect call becomes a comparison of its address with those of the functions whose address the program takes.
+An indirect call becomes a comparison of its address with those of the functions whose address the program takes: the
+entry itself or, as far as there are not too many, the module.
 `vprintf`, `__assertfail`, `malloc` and `free`, which have no body, become instructions of their own; every other call
 that cannot be inlined stays, and is an error of the lanes that reach it.
 """
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import replace
 
 from refmoe.ptx.errors import UnknownOpcode
@@ -46,6 +49,9 @@ _MOST = 4096
 # Calls of a function within itself that are followed: the deepest with which an entry takes in so few bodies.
 _DEPTHS = (64, 32, 16, 12, 10, 8, 7, 6, 5, 4, 3, 2, 1, 0)
 _MOST_RECURSIVE = 256
+# Bodies that an entry takes in beyond those that it needs itself, for addresses that other kernels stored.
+_MOST_ELSEWHERE = 256
+_MOVE = re.compile(r"\bmov\.[bus]64\s[^,;]*,\s*([\w$]+)\s*;")
 
 
 def inline_calls(entry: Function, module: ParsedModule) -> Function:
@@ -59,12 +65,36 @@ def inline_calls(entry: Function, module: ParsedModule) -> Function:
     assert entry.body is not None
     if not any(isinstance(statement, Instruction) and _is_call(statement) for statement in entry.body):
         return entry
+    work, body = _expanded(entry, module, elsewhere=False)
+    if work.calls_addresses and not _addressed(module) <= {each.name for each in work.taken()}:
+        wide: _Inliner | None = None
+        # There may be too many calls within calls.
+        with suppress(UnknownOpcode):
+            wide, more = _expanded(entry, module, elsewhere=True)
+        # An entry that can call what other kernels stored must not follow its own calls less deep for it.
+        if wide is not None and wide.depth == work.depth and wide.bodies <= work.bodies + _MOST_ELSEWHERE:
+            work, body = wide, more
+    return replace(entry, body=body, variables=work.variables, tables=work.tables)
+
+
+def _expanded(entry: Function, module: ParsedModule, elsewhere: bool) -> tuple[_Inliner, tuple[Statement, ...]]:
+    """The body of an entry with its calls as deep as they are followed, and who expanded it."""
     for depth in _DEPTHS:
-        work = _Inliner(entry, module, depth)
-        body = tuple(work.expand(entry.body, (entry.name,)))
+        work = _Inliner(entry, module, depth, elsewhere)
+        body = tuple(work.expand(entry.body or (), (entry.name,)))
         if not work.recursive or work.bodies <= _MOST_RECURSIVE:
             break
-    return replace(entry, body=body, variables=work.variables, tables=work.tables)
+    return work, body
+
+
+def _addressed(module: ParsedModule) -> frozenset[str]:
+    """Functions whose address the module takes anywhere: an object that one kernel makes has virtual functions for all.
+
+    Bodies that nobody asked for are not read: a move of an address is looked for in the text.
+    """
+    tables = (symbol.name for each in module.variables.values() for _, _, symbol, _ in each.relocations)
+    moves = (match[1] for match in _MOVE.finditer(module.text))
+    return frozenset(name for name in (*tables, *moves) if name in module.declared)
 
 
 def _is_call(instruction: Instruction) -> bool:
@@ -72,10 +102,13 @@ def _is_call(instruction: Instruction) -> bool:
 
 
 class _Inliner:
-    def __init__(self, entry: Function, module: ParsedModule, depth: int) -> None:
+    def __init__(self, entry: Function, module: ParsedModule, depth: int, elsewhere: bool) -> None:
         self.entry = entry
         self.module = module
         self.depth = depth
+        # Whether functions count whose address another entry takes.
+        self.elsewhere = elsewhere
+        self.calls_addresses = False
         # Whether a function calls itself, and how many bodies were taken in.
         self.recursive = False
         self.bodies = 0
@@ -206,6 +239,7 @@ class _Inliner:
         stack: tuple[str, ...],
     ) -> list[Statement]:
         """A comparison with the address of each function that may be meant, and a direct call of the one it is."""
+        self.calls_addresses = True
         end = self.fresh("end")
         tests: list[Statement] = []
         calls: list[Statement] = []
@@ -240,15 +274,18 @@ class _Inliner:
         return None
 
     def taken(self) -> tuple[Function, ...]:
-        """Functions whose address the entry, or what it may call, takes: by a move or in a table that it names."""
+        """Functions whose address the entry, or what it may call, takes: by a move or in a table that it names.
+
+        Or whose address any part of the module takes.
+        """
         if self._taken is None:
             self._taken = self._find_taken()
         return self._taken
 
     def _find_taken(self) -> tuple[Function, ...]:
         module = self.module
-        addressed: dict[str, None] = {}
-        reached = [self.entry.name]
+        addressed = dict.fromkeys(sorted(_addressed(module)) if self.elsewhere else ())
+        reached = [self.entry.name, *addressed]
         tables: list[str] = []
         for name in reached:
             function = module.function(name)

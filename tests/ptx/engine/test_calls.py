@@ -353,3 +353,59 @@ def test_variables_of_a_function_live_as_long_as_the_memory() -> None:
         ptx.launch(module, entry, (1, 1, 1), (1, 1, 1), [out, out, 0], memory=memory)
         found.append(int(out[0]))
     assert found == [4, 5, 4, 6]
+
+
+# `make` stores an address where `use` finds it. Neither names what the other does.
+KEPT = """
+.global .align 8 .u64 functions[2] = {plus, times};
+.global .align 8 .u64 kept[2];
+.visible .entry make()
+{
+    .reg .b64 %d<8>;
+    STORED
+    st.global.u64 [kept], %d4;
+    ret;
+}
+"""
+TABLE = "ld.global.u64 %d4, [functions+8];"
+MOVE = "mov.b64 %d4, times;"
+
+
+@pytest.mark.parametrize("stored", [TABLE, MOVE])
+def test_an_address_that_another_kernel_stored(stored: str) -> None:
+    scope = OPERATIONS.split(".global")[0] + KEPT.replace("STORED", stored)
+    scope = scope.replace("{plus, times}", "{plus, plus}") if stored is MOVE else scope
+    body = f"ld.global.u64 %d4, [kept]; {CALL.format(guard='')} st.global.u32 [%d2], %r5; ret;"
+    module, memory = ptx.Module.parse(text(body, module_scope=scope), name="test.ptx"), ptx.DeviceMemory()
+    out = np.zeros(32, np.uint32)
+    ptx.launch(module, "make", (1, 1, 1), (1, 1, 1), [], memory=memory)
+    ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [out, None, 0], memory=memory)
+    np.testing.assert_array_equal(out, THREADS * 5)
+
+
+def test_recursion_is_as_deep_beside_functions_of_other_kernels() -> None:
+    # `deep` calls itself through a pointer. With the functions of the tables each level would have 14 bodies.
+    deep = """
+    .func (.param .b32 r) deep (.param .b32 a, .param .b32 b);
+    .func (.param .b32 r) deep (.param .b32 a, .param .b32 b)
+    {
+        .reg .pred %p<2>; .reg .b32 %r<8>; .reg .b64 %d<8>;
+        ld.param.u32 %r1, [a]; mov.u32 %r5, 0;
+        setp.eq.u32 %p1, %r1, 0;
+        @%p1 bra done;
+        sub.u32 %r1, %r1, 1;
+        mov.u64 %d4, deep;
+        CALL
+        add.u32 %r5, %r5, 1;
+    done:
+        st.param.b32 [r], %r5; ret;
+    }
+    """.replace("CALL", CALL.format(guard=""))
+    names = [f"plus{number}" for number in range(12)]
+    plus = OPERATIONS[: OPERATIONS.index(".func (.param .b32 r) times")]
+    more = "".join(plus.replace("plus", name) for name in names)
+    more += f".global .align 8 .u64 more[12] = {{{', '.join(names)}}};"
+    body = f"mov.u64 %d4, deep; {CALL.format(guard='')} st.global.u32 [%d2], %r5; ret;"
+    out = np.zeros(32, np.uint32)
+    run(body, out, module_scope=OPERATIONS + more + deep)
+    np.testing.assert_array_equal(out, THREADS)

@@ -11,6 +11,7 @@ from support.ptx_kernel import run
 from support.selection.thinned import thinned
 
 from refmoe import ptx
+from refmoe.ptx import launcher
 from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.findings import unexplained
 
@@ -235,3 +236,76 @@ def test_lanes_of_one_step_that_write_the_same() -> None:
     same = "bar.sync 0; setp.lt.u32 %p9, %r1, 96; @%p9 bra out; mov.u32 %r10, 3; st.shared.u32 [%r3], %r10; out: ret;"
     body = COUNTED.format(meeting="bar.sync 0;").replace("    ret;", same)
     run(body, np.zeros(128, np.uint32), block=(128, 1, 1), declarations=SHARED)
+
+
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each two accesses that are looked at, to tell whether both are strong enough."""
+    seen: list[int] = []
+    excused = ExactShadow._excused
+
+    def counted(self: ExactShadow, frame: Any, one: int, other: int) -> bool:
+        seen.append(one)
+        return excused(self, frame, one, other)
+
+    monkeypatch.setattr(ExactShadow, "_excused", counted)
+    return seen
+
+
+def test_atomics_of_a_counter_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, threads = looks(monkeypatch), 256
+    out = np.zeros(threads, np.uint32)
+    run(COUNTED.format(meeting="bar.sync 0;"), out, block=(threads, 1, 1), declarations=SHARED)
+    assert out.tolist() == [8 * sum(range(1, threads // 32 + 1))] * threads
+    # Reads are held against the atomics before them, 64 at each of 4 words, and asked for ahead; no atomic is held
+    # against atomics.
+    assert 0 < len(seen) <= 3 * threads * 64
+
+
+def test_of_many_that_race_one_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, threads = looks(monkeypatch), 512
+    body = """
+        ld.global.u32 %r8, [%d0];
+        add.u32 %r8, %r8, 1;
+        atom.global.add.u32 %r7, [%d0], %r8;
+        ret;
+    """
+    with pytest.raises(ptx.RaceError, match="read-write"), unexplained():
+        run(body, np.zeros(1, np.uint32), block=(threads, 1, 1), grid=(2, 1, 1))
+    # Each lane is held against some of the reads before it, and not against all of 1,024.
+    assert 0 < len(seen) <= 2 * threads * 96
+
+
+@pytest.mark.parametrize(("scope", "blocks"), [("gpu", 2), ("cluster", 2), ("cta", 2), ("cta", 1)])
+def test_atomics_of_two_blocks_have_a_scope(scope: str, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "RaceShadow", ExactShadow)
+    out, atom = np.zeros(1, np.uint32), f"atom.relaxed.{scope}.global.add.u32 %r7, [%d0], 1; ret;"
+    # Not in one step, in which they would be held against each other at once.
+    body = f"setp.ne.u32 %p1, %r60, 0; @%p1 bra other; {atom} other: {atom}"
+    if scope == "gpu" or blocks == 1:
+        run(body, out, block=(64, 1, 1), grid=(blocks, 1, 1))
+        assert out.tolist() == [64 * blocks]
+        return
+    with pytest.raises(ptx.RaceError, match="write-write"), unexplained():
+        run(body, out, block=(64, 1, 1), grid=(blocks, 1, 1))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_last_of_many_readers_does_not_wait(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "RaceShadow", ExactShadow)
+    body = f"""
+        ld.global.u32 %r8, [%d0];
+        setp.gt.u32 %p1, %r1, {95 if alone else 127};
+        @%p1 ret;
+        bar.sync 1, {96 if alone else 128};
+        setp.ne.u32 %p1, %r1, 0;
+        @%p1 ret;
+        atom.global.add.u32 %r7, [%d0], 1;
+        ret;
+    """
+    if not alone:
+        run(body, np.zeros(1, np.uint32), block=(128, 1, 1))
+        return
+    with pytest.raises(ptx.RaceError, match="read-write") as caught, unexplained():
+        run(body, np.zeros(1, np.uint32), block=(128, 1, 1))
+    assert caught.value.among is not None
+    assert caught.value.among[0] >= 96

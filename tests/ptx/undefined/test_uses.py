@@ -608,3 +608,22 @@ def test_errors_pickle_with_their_fields() -> None:
     copy = pickle.loads(pickle.dumps(found))
     assert isinstance(copy, ptx.UndefinedError)
     assert (copy.sink, copy.register, str(copy)) == (found.sink, found.register, str(found))
+
+
+@pytest.mark.parametrize("racing", [256, 0])
+def test_a_race_elsewhere_is_told_too(racing: int) -> None:
+    # Nobody uses what is read before anybody wrote it. Shared memory is one buffer, whatever lies in it.
+    body = f"""
+        mov.u32 %r3, sh;
+        ld.shared.u32 %r4, [%r3];
+        mad.lo.u32 %r5, %r1, 4, %r3;
+        setp.lt.u32 %p1, %r1, 32;
+        @%p1 st.shared.u32 [%r5+{racing}], %r1;
+        @!%p1 ld.shared.u32 %r6, [%r5+{racing - 128}];
+        st.global.u32 [%d2], %r1;
+        ret;
+    """
+    with pytest.raises(ptx.MemoryFault, match="uninitialised: shared read of 4 bytes at byte 0") as caught:
+        run(body, np.zeros(64, np.uint32), block=(64, 1, 1), declarations=".shared .align 4 .b8 sh[512];")
+    told = f"followed, there is a race: write-read race on byte {racing} of shared memory" in str(caught.value)
+    assert told == (racing == 256)

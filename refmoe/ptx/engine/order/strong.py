@@ -408,6 +408,10 @@ class Strong:
         for lane in lanes.tolist() if learning else ():
             for releases in (*self._pending.get(lane, {}).values(), *self._signals.get(lane, {}).values()):
                 self._acquire(np.array([lane]), self._usable(releases, self._cta(lane), strength), alive)
+            if strength == GRID:
+                # What a lane knows it keeps, so that no fence behind this one finds more in what it read before.
+                self._pending.pop(lane, None)
+                self._signals.pop(lane, None)
         if order != "release":
             self.polls.fence(lanes, strength)
         if sequential:

@@ -1,0 +1,118 @@
+"""Many lanes at few words: one scan gives what turns give, one lane after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from support.ptx_kernel import run
+
+from refmoe.ptx import isa
+from refmoe.ptx.engine import loads_and_stores
+from refmoe.ptx.state.in_turn import ContendedWords, scan_of
+
+BITWISE = [(operation, kind) for operation in ("and", "or", "xor", "exch") for kind in ("b32", "b64")]
+SIGNED = [(operation, kind) for operation in ("min", "max") for kind in ("u32", "s32", "u64", "s64")]
+INTEGERS = [("add", "u32"), ("add", "s32"), ("add", "u64"), *BITWISE, *SIGNED]
+THREADS, WORDS = 96, 3
+# `in` has the first words and then the lanes' operands; `out` has what the lanes find, and then the words.
+BODY = """
+    .shared .align 8 .b8 words[24];
+    mul.wide.u32 %d3, %r1, {size};
+    add.s64 %d4, %d1, %d3;
+    add.s64 %d5, %d0, %d3;
+    ld.global{word} {own}, [%d4+{operands}];
+    rem.u32 %r3, %r1, 3;
+    mul.wide.u32 %d6, %r3, {size};
+    mov.u64 %d7, {words};
+    add.s64 %d7, %d7, %d6;
+    setp.ge.u32 %p1, %r1, 3;
+    @%p1 bra filled;
+    ld.global{word} {old}, [%d4];
+    st.{space}{word} [%d7], {old};
+filled:
+    bar.sync 0;
+    atom.{space}.{operation}.{kind} {old}, [%d7], {own};
+    st.global{word} [%d5], {old};
+    bar.sync 0;
+    @%p1 ret;
+    ld.{space}{word} {old}, [%d7];
+    st.global{word} [%d5+{behind}], {old};
+    ret;
+"""
+
+
+def values(kind: str, count: int) -> np.ndarray:
+    """Any bits, those of both signs and of the largest numbers among them."""
+    bits = int(kind[1:])
+    chosen = np.array([0, 1, 2**bits - 1, 2 ** (bits - 1), 2 ** (bits - 1) - 1], f"u{bits // 8}")
+    rng = np.random.default_rng(bits)
+    drawn = rng.integers(0, 2**bits, count, dtype=f"u{bits // 8}")
+    return np.where(rng.random(count) < 0.3, rng.choice(chosen, count), drawn)
+
+
+def in_turns(operation: str, kind: str, first: np.ndarray, operands: np.ndarray) -> Iterator[tuple[int, int]]:
+    """(what each lane finds, what it leaves), one lane after another."""
+    function, words = isa.resolve_atomic(operation, kind), first.copy()
+    for lane, operand in enumerate(operands):
+        found = words[lane % WORDS : lane % WORDS + 1].copy()
+        words[lane % WORDS : lane % WORDS + 1] = function(found, operand[None])
+        yield int(found[0]), int(words[lane % WORDS])
+
+
+@pytest.mark.parametrize(("operation", "kind"), INTEGERS)
+def test_a_scan_is_many_turns(operation: str, kind: str) -> None:
+    first, operands = values(kind, WORDS), values(kind, THREADS)
+    expected = list(in_turns(operation, kind, first, operands))
+    scan = scan_of(operation, kind)
+    assert scan is not None
+    words = ContendedWords(np.arange(THREADS) % WORDS, lambda places: first[places])
+    assert words.are_few
+    found, changed = words.scan(scan, operands)
+    assert found.tolist() == [before for before, _ in expected]
+    assert words.held.tolist() == [after for _, after in expected[-WORDS:]]
+    assert changed
+
+
+def test_a_scan_that_changes_nothing() -> None:
+    scan = scan_of("or", "b32")
+    assert scan is not None
+    words = ContendedWords(np.zeros(8, np.int64), lambda places: np.full(len(places), 7, np.uint32))
+    assert not words.scan(scan, np.full(8, 3, np.uint32))[1]
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind"),
+    [("add", "f32"), ("add", "f16x2"), ("inc", "u32"), ("dec", "u32"), ("cas", "b32"), ("min", "f16")],
+)
+def test_what_has_no_scan(operation: str, kind: str) -> None:
+    # Floating point rounds after each turn, and what a count modulo n leaves is no associative operation.
+    assert scan_of(operation, kind) is None
+
+
+@pytest.mark.parametrize("space", ["global", "shared"])
+@pytest.mark.parametrize(("operation", "kind"), INTEGERS)
+def test_lanes_at_three_words(operation: str, kind: str, space: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads_and_stores, "_turns", None)
+    first, operands = values(kind, WORDS), values(kind, THREADS)
+    expected = list(in_turns(operation, kind, first, operands))
+    size = first.itemsize
+    own, old = ("%r4", "%r5") if size == 4 else ("%d8", "%d9")
+    body = BODY.format(
+        size=size, own=own, old=old, word=f".b{8 * size}", operands=WORDS * size, behind=THREADS * size, space=space,
+        operation=operation, kind=kind, words="words" if space == "shared" else "many",
+    )  # fmt: skip
+    out = np.zeros(THREADS + WORDS, first.dtype)
+    source, scope = np.concatenate([first, operands]), ".global .align 8 .b8 many[24];"
+    run(body, out, source, block=(THREADS, 1, 1), module_scope=scope)
+    assert out[:THREADS].tolist() == [before for before, _ in expected]
+    assert out[THREADS:].tolist() == [after for _, after in expected[-WORDS:]]
+
+
+def test_sums_of_floats_round_after_each_turn() -> None:
+    # 2^24 + 1 is 2^24: in turns every 1 is lost, in any other order some are not.
+    out = np.full(1, 2.0**24, np.float32)
+    body = "atom.global.add.f32 %f1, [%d0], 0f3F800000; ret;"
+    run(body, out, block=(64, 1, 1), declarations=".reg .f32 %f<2>;")
+    assert out.tolist() == [2.0**24]
