@@ -24,6 +24,7 @@ def thin(monkeypatch: pytest.MonkeyPatch) -> list[Piece]:
     return chosen
 
 
+@pytest.mark.slow  # its proof takes ten seconds
 def test_a_sweep_goes_on_from_what_is_kept(thin: list[Piece], tmp_path: Path) -> None:
     report = tmp_path / "exhaustive.json"
     command = ["parity", "--level", "exhaustive", "--report", str(report)]

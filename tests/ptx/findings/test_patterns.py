@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.findings.patterns import FILES, PATTERNS, Pattern
-from support.selection.thinned import named_by_faults, thinned
+from support.selection.thinned import thinned
 
 SCHEDULES = 8
 
@@ -17,16 +17,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {file: tmp_path_factory.mktemp(file) for file in FILES}
 
 
-@pytest.mark.parametrize(
-    "pattern", thinned(PATTERNS, 5, named_by_faults("findings/test_patterns.py::test_the_racy_form_is_found")), ids=str
-)
+@pytest.mark.parametrize("pattern", thinned(PATTERNS, 5), ids=str)
 def test_the_racy_form_is_found(pattern: Pattern, folders: dict[str, Path]) -> None:
     assert pattern.launch(folders[pattern.file], "racy", SCHEDULES) == pattern.finds
 
 
-NAMED = named_by_faults("findings/test_patterns.py::test_the_mended_form_is_clean")
-
-
-@pytest.mark.parametrize("pattern", thinned(PATTERNS, 8, NAMED), ids=str)
+@pytest.mark.parametrize("pattern", thinned(PATTERNS, 8), ids=str)
 def test_the_mended_form_is_clean(pattern: Pattern, folders: dict[str, Path]) -> None:
     assert pattern.launch(folders[pattern.file], "mended", SCHEDULES) == ""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.selection.thinned import named_by_faults, thinned
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 from refmoe.ptx.engine.exact_races import ExactShadow
@@ -62,7 +62,7 @@ def _run(without: str, cache: str = "") -> ptx.LaunchResult:
 
 @pytest.mark.parametrize(
     "left_out",
-    thinned(_LEFT_OUT, 3, named_by_faults("findings/test_previous_grid.py::test_a_lane_that_did_not_wait_is_found")),
+    thinned(_LEFT_OUT, 3),
 )
 def test_a_lane_that_did_not_wait_is_found(left_out: str) -> None:
     without, (block, thread) = _LEFT_OUT[left_out]

@@ -11,7 +11,7 @@ import pytest
 from support.findings.bulk import BULK_ROWS, BulkRow
 from support.findings.experts import EXPERT_ROWS, HOPELESS_ROWS
 from support.findings.plain import ROWS, Row
-from support.selection.thinned import named_by_faults, thinned
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 from refmoe.ptx.findings.finding import PAGE, PROJECT
@@ -21,7 +21,6 @@ EVERY = [*ROWS, *EXPERT_ROWS, *BULK_ROWS]
 SCHEDULES = 16
 each_row = pytest.mark.parametrize("row", EVERY, ids=str)
 # To explain a race is most of what a row costs: those that look at one explanation come one after another.
-HERE = "findings/test_rows.py::"
 FOUND: dict[str, ptx.RaceError] = {}
 
 
@@ -43,7 +42,7 @@ def launched(row: Row | BulkRow) -> ptx.RaceError:
     return warning
 
 
-@pytest.mark.parametrize("row", thinned(EVERY, 6, named_by_faults(HERE + "test_what_is_said")), ids=str, scope="module")
+@pytest.mark.parametrize("row", thinned(EVERY, 6), ids=str, scope="module")
 def test_what_is_said(row: Row | BulkRow) -> None:
     race = found(row)
     assert (race.kind, race.warning) == (row.kind, row.warning)
@@ -61,9 +60,7 @@ def test_what_is_said(row: Row | BulkRow) -> None:
     assert str(race).splitlines()[-1].strip() == f"see {PROJECT}/{PAGE}#{row.section}"
 
 
-@pytest.mark.parametrize(
-    "row", thinned(EVERY, 6, named_by_faults(HERE + "test_the_change_makes_it_clean")), ids=str, scope="module"
-)
+@pytest.mark.parametrize("row", thinned(EVERY, 6), ids=str, scope="module")
 def test_the_change_makes_it_clean(row: Row | BulkRow) -> None:
     finding = found(row).finding
     assert finding is not None
@@ -98,7 +95,6 @@ def test_why_no_change_is_known(row: Row) -> None:
     thinned(
         [row for row in EVERY if row.kind in ("write-read", "read-write")],
         6,
-        named_by_faults(HERE + "test_the_class_is_the_same_under_every_schedule"),
     ),
     ids=str,
 )

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pytest
 from support.native.conversions import conversions, wrong
-from support.selection.thinned import named_by_faults, thinned
+from support.selection.thinned import thinned
 
 from refmoe.ptx.ops.table import lowering
 
 BY_TYPES = conversions(narrow=False)
 
 
-@pytest.mark.parametrize(
-    "types", thinned(BY_TYPES, 4, named_by_faults("ops/test_convert.py::test_it_is_the_specification"))
-)
+@pytest.mark.parametrize("types", thinned(BY_TYPES, 4))
 def test_it_is_the_specification(types: str) -> None:
     found = wrong(BY_TYPES[types])
     assert not found, "\n".join(found)

@@ -17,7 +17,7 @@ from support.native.floating import (
     spellings,
 )
 from support.ptx_isa import F32
-from support.selection.thinned import named_by_faults, thinned
+from support.selection.thinned import thinned
 
 from refmoe.ptx import isa
 from refmoe.ptx.isa.spelling import Spelling
@@ -72,7 +72,7 @@ def constants(opcode: str) -> list[dict[int, int]]:
     return [{}, *alone, *together]
 
 
-@pytest.mark.parametrize("opcode", thinned(ARITHMETIC, 6, named_by_faults("ops/test_floating.py::test_native")))
+@pytest.mark.parametrize("opcode", thinned(ARITHMETIC, 6))
 def test_native(opcode: str) -> None:
     operation = ARITHMETIC[opcode]
     assert not native_differences(opcode, operation, operands(opcode, operation), *constants(opcode))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.ptx_kernel import text
-from support.selection.thinned import named_by_faults, thinned
+from support.selection.thinned import thinned
 
 from refmoe import ptx
 
@@ -106,9 +106,7 @@ RACY = {
 
 @pytest.mark.parametrize(
     "case",
-    thinned(
-        RACY, 2, named_by_faults("schedules/test_elements.py::test_what_is_of_another_element_or_width_orders_nothing")
-    ),
+    thinned(RACY, 2),
 )
 def test_what_is_of_another_element_or_width_orders_nothing(case: str) -> None:
     signal, poll, byte = RACY[case]
