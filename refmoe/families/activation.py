@@ -19,6 +19,7 @@ from refmoe.families.family import POISON, Case, Contract, Expectation, Extents,
 from refmoe.families.far import ROWS_BEFORE, Layout, behind, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.quantize import COMPILED_POLICIES, EDGE, FAR_ROWS, LOOPING_ROWS, MODE, settings_of
 from refmoe.families.stages import Codes, GroupedScales
+from refmoe.families.tied_gates import mixed_gates
 from refmoe.families.vacuity import Limits, doubt_codes
 from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, Arguments, Change, called, huge, wrong_calls
 from refmoe.formats import MX_BLOCK
@@ -196,6 +197,8 @@ HALVED = "halved"
 LONELY = "lonely"
 #: The fill of lanes that hold nothing but NaN.
 NAN_LANES = "nan-lanes"
+#: The fill of lanes that hold gates beside ties and a far one.
+MIXED = "mixed-lanes"
 
 GATE_FILLS = Fill.by_name(
     Fill("gaussian", "gate and up swapped, a rounding more or less, quantized from BF16", _gaussian_gates),
@@ -271,9 +274,15 @@ GATE_FILLS = Fill.by_name(
         _nan_lane_gates,
         Limits(zeros=1.0, saturated=0.7, nans=0.9, reason="half of each block is NaN"),
     ),
+    Fill(
+        MIXED,
+        "an ordinary gate whose sigmoid is another one where a neighbour needs clamps",
+        mixed_gates,
+        Limits(zeros=0.3, reason="a far gate of each 16 gives a zero"),
+    ),
 )
 #: Fills that go with every variant and parameters.
-_MADE_FOR_SOME = (MIDPOINTS, CLAMPED, TIES, HALVED, LONELY, NAN_LANES)
+_MADE_FOR_SOME = (MIDPOINTS, CLAMPED, TIES, HALVED, LONELY, NAN_LANES, MIXED)
 PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (*_MADE_FOR_SOME, "zeros"))
 
 VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
@@ -560,6 +569,10 @@ def _every_entry() -> Iterator[Case]:
         entry: dict[str, Any] = {"variant": variant, "mode": mode, "edge": edge, "layout": "8x4"}
         bias = "none" if fill in ("fingerprint", "tiny") else "distinct"
         yield _case(fill, 17, 160, 3, bias=bias, **entry)
+    listed = product(VARIANT.words, COMPILED_POLICIES, LAYOUT.words, ("none", "tiny"))
+    for variant, (mode, edge), layout, bias in listed:
+        # A lane looks for a row's expert among two offsets or three.
+        yield _case(MIXED, 24, 96, 72, variant=variant, mode=mode, edge=edge, layout=layout, bias=bias)
 
 
 def _full() -> Iterator[Case]:

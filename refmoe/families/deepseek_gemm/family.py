@@ -472,6 +472,13 @@ def _default() -> Iterator[Case]:
         yield _case(fill, Shape(9, 256, n=256, e=2), dtype, rows="4-5", tile_m=128, ctas=2, **wgmma)
         for tile_m in (128, 256):
             yield _case(fill, Shape(9, 256, n=128, e=2), dtype, rows="4-5", tile_m=tile_m, **wgmma)
+        for tile_m in INSTRUCTIONS[_MODELS[0]].tiles_m:
+            # More steps of K than stages, so that copies go on while products do.
+            yield _case("near", Shape(3, 768, n=128, e=1), dtype, rows="3", tile_m=tile_m)
+            yield _case("least-ties", Shape(tile_m, 128, n=128, e=1), dtype, rows=str(tile_m), tile_m=tile_m)
+        for tile_m, ctas in ((64, 1), (128, 1), (256, 1), (128, 2)):
+            shape = Shape(64, 256, n=ctas * TILE_N, e=1)
+            yield _case("cancelling", shape, dtype, rows="64", tile_m=tile_m, ctas=ctas, **wgmma)
     for model, dtype in itertools.product(_MODELS, OUT_DTYPES):
         for tile_m in INSTRUCTIONS[model].tiles_m:
             yield _past_every_lane(dtype, tile_m, model=model)
@@ -483,6 +490,7 @@ def _default() -> Iterator[Case]:
             yield _case("near", shape, dtype, rows=str(shape.m), tile_m=tile_m, ctas=ctas, **wgmma)
     for k, n in (GATE_UP, DOWN):
         yield _case("near", Shape(_CLASS_ROWS, k, n=n, e=5), rows=_CLASSES, sample=1, scales="mn_major")
+    yield _case("near", Shape(100, 128, n=128, e=1), rows="100")  # the widest tile, which the host code chooses
     yield _case("near", Shape(5, 128, n=128, e=2), rows="1-2", poison=0)  # the fill's default
     yield _case("near", Shape(8, 128, n=128, e=2), grouping="masked", rows="1-2", poison=0)
 
