@@ -119,8 +119,8 @@ def _negative(draw: Draw, case: Case) -> Scores:
 def _negative_ties(draw: Draw, case: Case) -> Scores:
     """Two kinds of groups with the same sum of negative scores, of a number and itself, and of two beside it.
 
-    Every sigmoid is 1/2. Scores are about -1, in steps of 2^-23. A sum has steps twice as large and lies on an odd one, so
-    that a step of either score changes it, a tie that goes to even.
+    Every sigmoid is 1/2. Scores are about -1, in steps of 2^-23. A sum has steps twice as large, and an odd number of
+    them: a step of either score makes a tie of it, which goes to an even number.
     """
     tokens, experts = _size(case)
     size = experts // case.groups
@@ -277,8 +277,10 @@ _FILLS = Fill.by_name(
 
 
 #: Fills of sizes and biases that no other one has.
-_EDGE_FILLS = ("equal", "twins", "bias-alone", "infinite", "negative-ties", "largest")
-_PLAIN = tuple(name for name in _FILLS if name not in _EDGE_FILLS)
+_EDGE_FILLS = ("equal", "twins", "bias-alone", "infinite")
+#: Fills that ask for one decision.
+_SINGLE = ("negative-ties", "largest")
+_PLAIN = tuple(name for name in _FILLS if name not in (*_EDGE_FILLS, *_SINGLE))
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
@@ -494,6 +496,9 @@ def _default() -> Iterator[Case]:
     for fill, dtype, rule in product(_PLAIN, ("f32", "bf16"), RULES):
         for experts in (256, 512):
             yield _case(fill, 9, experts, 6, 8, 4, dtype=dtype, rule=rule)
+    for fill, dtype, rule in product(_SINGLE, ("f32", "bf16"), RULES):
+        for experts in (256, 512):
+            yield _case(fill, 4, experts, 6, 8, 4, dtype=dtype, rule=rule)
     yield _case("gaussian", 3, 8, 2, 4, 2, entry="function")
 
 

@@ -299,7 +299,9 @@ def _least_ties(draw: Draw, size: Size) -> Operands:
     tokens[rows, draw.integers(BLOCK, rows.shape)] = E4M3.encode(1)
     token_scales[rows] = 2.0**-70
     weights = np.array([E4M3.encode(1), E4M3.encode(3)], np.uint8)[draw.integers(2, size.weights)]
-    return Operands(tokens, token_scales, weights, np.full(size.weight_blocks, 2.0**-64, np.float32))
+    weight_scales = np.full(size.weight_blocks, 2.0**-63, np.float32)
+    weight_scales[..., 0] = 2.0**-64  # of the block where the codes are
+    return Operands(tokens, token_scales, weights, weight_scales)
 
 
 #: The generators by name.
@@ -379,14 +381,6 @@ FILLS: Mapping[str, Fill] = MappingProxyType(
                 bound=64.0,
             ),
             _fill(
-                "least-ties",
-                "a sum, or a partial sum, that begins with another number than 0",
-                _least_ties,
-                "every second token is zeros, and half of the other ones' results go to zero",
-                zeros=0.9,
-                bound=64.0,
-            ),
-            _fill(
                 "specials",
                 "NaN lost or spread; infinities, zeros and subnormal numbers as scales; zeros with a sign",
                 _specials,
@@ -406,6 +400,14 @@ FILLS: Mapping[str, Fill] = MappingProxyType(
                 "what only real weights and outlier channels show",
                 _real,
                 "a model's hidden states times its weights are ordinary numbers",
+            ),
+            _fill(
+                "least-ties",
+                "a sum, or a partial sum, that begins with another number than 0",
+                _least_ties,
+                "every second token is zeros, and half of the other ones' results go to zero",
+                zeros=0.9,
+                bound=64.0,
             ),
         )
     }
