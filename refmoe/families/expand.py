@@ -393,6 +393,8 @@ def _default_as() -> Iterator[Case]:
         yield _case(fill, 3, 8224, 8, 2, output=output)  # a row wider than a CTA, by two lanes
         yield _case(fill, 0, 2880, 8, 2, output=output)
         yield _case(fill, 3, 416, 4, 2, output=output, routing="elsewhere", first_expert=4, ranks=2)
+    # A row wider than a CTA, by one lane, which has the first row's largest element; and more CTAs than threads of one.
+    yield _case("row-ties", 513, 8208, 2, 1, output="fp8_token")
     # All outputs loop over the same grid; a scale for each token is the only one that a CTA keeps from one to the next.
     yield _case(_FILL_OF["copy"], LOOPING_ROWS, 32, 8, 2, output="copy")
     yield _case("real", 256, 2880, 128, 4, output="nvfp4")  # a prefill

@@ -457,6 +457,10 @@ def _default() -> Iterator[Case]:
     for experts in (32, 48):
         few: dict[str, Any] = {"rows": "-".join([*"0" * 15, "130"]), "multiprocessors": 1, **wgmma}
         yield _case("near", Shape(130 * experts // 16, 128, n=128, e=experts), "f32", tile_m=64, **few)
+    # More rows of one expert than 15 bits count.
+    many: dict[str, Any] = {"grouping": "masked", "rows": "32800", "sample": 1, "tile_m": 128}
+    yield _case("near", Shape(32_800, 128, n=128, e=1), "f32", **many)
+    yield _case("near", Shape(32_800, 128, n=128, e=1), "f32", **many, **wgmma)
     # Far fewer rows are expected than there are: CTAs take three tiles and more.
     yield _case("near", Shape(30, 128, n=128, e=2), grouping="masked", rows="30-9", expected_m=1, tile_m=8)
     yield _case("near", Shape(20, 512, n=128, e=2), rows="9-8", tile_m=16, multiprocessors=1, schedules=4)
