@@ -17,9 +17,9 @@ from refmoe.families.expand import LAYOUT
 from refmoe.families.extents import mxfp8_grouped
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, behind, check_before, far_device, lacks_memory, of_rows
+from refmoe.families.fills.tied_gates import mixed_gates
 from refmoe.families.quantize import COMPILED_POLICIES, EDGE, FAR_ROWS, LOOPING_ROWS, MODE, settings_of
 from refmoe.families.stages import Codes, GroupedScales
-from refmoe.families.tied_gates import mixed_gates
 from refmoe.families.vacuity import Limits, doubt_codes
 from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, Arguments, Change, called, huge, wrong_calls
 from refmoe.formats import MX_BLOCK

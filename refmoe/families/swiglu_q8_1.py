@@ -41,8 +41,8 @@ from refmoe.families.family import (
     Outputs,
 )
 from refmoe.families.far import ROWS_BEFORE, check_before, far_device, lacks_memory
+from refmoe.families.fills.tied_gates import q8_1_ties
 from refmoe.families.q8_1 import BlockHalves, Int8Codes, q8_outputs
-from refmoe.families.tied_gates import q8_1_ties
 from refmoe.families.vacuity import Limits, doubt_values
 from refmoe.families.wrong import WRONG, called, wrong_calls
 from refmoe.formats import Q8_1
