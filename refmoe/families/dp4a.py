@@ -141,7 +141,8 @@ def _large(draw: Draw, size: Size) -> Operands:
 
 def _signed_d(draw: Draw, size: Size) -> Operands:
     """Scales d of either sign and from 2^-6 to 2^6: no quantizer makes such ones, and FP16 has them."""
-    d = _d_around(draw, size, 6) | draw.integers(2, (size.rows, size.blocks)).astype(np.uint16) << 15
+    sign = draw.integers(2, (size.rows, size.blocks)) << 15
+    d = (_d_around(draw, size, 6) | sign).astype(np.uint16)
     return Operands(_any_codes(draw, size), d, _any_weights(draw, size), _scales_around(draw, size, 122, 3))
 
 

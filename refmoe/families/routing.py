@@ -140,12 +140,14 @@ def _largest_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray
     order = np.argsort(draw.words(tokens * experts).reshape(tokens, experts), axis=1, kind="stable")
     ranked = np.argsort(order, axis=1, kind="stable")
     leading = ranked < 1 + np.arange(tokens)[:, None] % k
-    return np.select([leading, ranked < k + 2], [largest, -largest], -np.inf).astype(np.float32)
+    logits: FloatArray = np.select([leading, ranked < k + 2], [largest, -largest], -np.inf).astype(np.float32)
+    return logits
 
 
 def _rotating_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
     """Token t prefers expert t modulo their number, and then the next ones: each expert has every so many choices."""
-    return -((np.arange(experts) - np.arange(tokens)[:, None]) % experts).astype(np.float32)
+    behind: FloatArray = ((np.arange(experts) - np.arange(tokens)[:, None]) % experts).astype(np.float32)
+    return -behind
 
 
 def _refused_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:

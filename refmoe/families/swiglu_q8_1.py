@@ -28,20 +28,9 @@ from refmoe.families.activation import (
 from refmoe.families.case import MULTIPROCESSORS, Shape, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices
 from refmoe.families.extents import q8_1_rows
-from refmoe.families.family import (
-    POISON,
-    Case,
-    Contract,
-    Expectation,
-    Extents,
-    Family,
-    Fill,
-    Inputs,
-    Lack,
-    Outputs,
-)
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, check_before, far_device, lacks_memory
-from refmoe.families.fills.tied_gates import q8_1_ties
+from refmoe.families.fills.tied_gates import SIGMOID_TIES, q8_1_ties, tied_fill
 from refmoe.families.q8_1 import BlockHalves, Int8Codes, q8_outputs
 from refmoe.families.vacuity import Limits, doubt_values
 from refmoe.families.wrong import WRONG, called, wrong_calls
@@ -52,23 +41,8 @@ from refmoe.reference.swiglu_q8_1 import swiglu_q8_1
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-#: The fill of `q8_1_ties`.
-SIGMOID_TIES = "sigmoid-ties"
-
-
-def _lacks_fp32(case: Case) -> Lack | None:
-    return None if case.dtype == "f32" else Lack("dtype", f"f32 for the fill {SIGMOID_TIES}")
-
-
-_FILLS = Fill.by_name(
-    *(fill for name, fill in GATE_FILLS.items() if name not in (MIDPOINTS, CLAMPED, TIES)),
-    dataclasses.replace(
-        GATE_FILLS["gaussian"],
-        name=SIGMOID_TIES,
-        catches="an operation of the sigmoid that rounds toward zero",
-        lack=_lacks_fp32,
-    ),
-)
+_FILLS = {name: fill for name, fill in GATE_FILLS.items() if name not in (MIDPOINTS, CLAMPED, TIES)}
+_FILLS[SIGMOID_TIES] = tied_fill(GATE_FILLS["gaussian"])
 
 #: Results of SwiGLU are uneven: many are far below their block's largest.
 _LIMITS = Limits(zeros=0.5, reason="most results of a block may be far below its largest")

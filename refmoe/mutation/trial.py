@@ -69,8 +69,8 @@ class Tried:
             machine code is the same. "does not build": the compiler or the assembler refuses it. "survived": none of
             these.
         case: the case that failed or took too long, None if none did.
-        check: what caught it: "bytes", a check of the executor or its "warning", or "refusal"; of an equivalent one "PTX"
-            or "SASS".
+        check: what caught it: "bytes", a check of the executor, "warning" or "refusal"; of an equivalent one "PTX" or
+            "SASS".
         finding: the first mismatch, the fault, or the compiler's words.
         cases: cases run.
         reached: cases that reach it.

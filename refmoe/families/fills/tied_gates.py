@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
+from refmoe.families.family import Case, Fill, Lack
 from refmoe.formats import MX_BLOCK, Q8_1
 
 #: BF16 bits of (gate, up) with a result within 24 ulps of the middle between two E4M3 numbers, on either side of it: of
@@ -89,3 +91,18 @@ def q8_1_ties(variant: str, rows: int, width: int) -> NDArray[np.float32]:
     if variant == "silu":
         gate_up = gate_up.transpose(0, 2, 1)
     return np.ascontiguousarray(gate_up).reshape(rows, -1).view(np.float32)
+
+
+#: The fill that has `q8_1_ties`.
+SIGMOID_TIES = "sigmoid-ties"
+
+
+def tied_fill(gates: Fill) -> Fill:
+    """A fill of gates under the name and the limits of `q8_1_ties`, which BF16 cannot hold."""
+    return dataclasses.replace(
+        gates, name=SIGMOID_TIES, catches="an operation of the sigmoid that rounds toward zero", lack=_lacks_fp32
+    )
+
+
+def _lacks_fp32(case: Case) -> Lack | None:
+    return None if case.dtype == "f32" else Lack("dtype", f"f32 for the fill {SIGMOID_TIES}")
