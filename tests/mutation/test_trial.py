@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from refmoe.catalog import list_cases, parse_case, source_sha256
+from refmoe import catalog as present
+from refmoe.catalog import list_cases, parse_case
 from refmoe.cli import app
 from refmoe.cuda.moe.launches import LayerOptions
 from refmoe.cuda.toolchain import CSRC
@@ -188,7 +189,7 @@ def test_the_command_tries_a_sample_and_goes_on_where_it_ended(
     assert [each["operator"] for each in made["mutants"]] == ["relation"] * 2
     assert [len(line) > 2 for line in partial.read_text().splitlines()] == [True] * 3
     assert "mutants caught" in second.stdout
-    sentences = check_reports([report], None, source_sha256).refusals
+    sentences = check_reports([report], None, present).refusals
     assert not sentences if made["passed"] else all("of the mutants that can be caught" in each for each in sentences)
 
 
