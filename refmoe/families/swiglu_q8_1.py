@@ -30,7 +30,7 @@ from refmoe.families.choices import RANKS, ROUTING, check_choices
 from refmoe.families.extents import q8_1_rows
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, check_before, far_device, lacks_memory
-from refmoe.families.fills.tied_gates import SIGMOID_TIES, q8_1_ties, tied_fill
+from refmoe.families.fills.tied_gates import BIASED, SIGMOID_TIES, q8_1_ties, tied_fill
 from refmoe.families.q8_1 import BlockHalves, Int8Codes, q8_outputs
 from refmoe.families.vacuity import Limits, doubt_values
 from refmoe.families.wrong import WRONG, called, wrong_calls
@@ -41,7 +41,7 @@ from refmoe.reference.swiglu_q8_1 import swiglu_q8_1
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-_FILLS = {name: fill for name, fill in GATE_FILLS.items() if name not in (MIDPOINTS, CLAMPED, TIES)}
+_FILLS = {name: fill for name, fill in GATE_FILLS.items() if name not in (MIDPOINTS, CLAMPED, TIES, BIASED)}
 _FILLS[SIGMOID_TIES] = tied_fill(GATE_FILLS["gaussian"])
 
 #: Results of SwiGLU are uneven: many are far below their block's largest.

@@ -47,6 +47,40 @@ def mixed_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArra
     return gates.reshape(rows, width), ups.reshape(rows, width)
 
 
+#: The fill of `biased_gates`, whose biases are `biased_terms`.
+BIASED = "biased-gates"
+#: BF16 bits of (gate, its bias, up, its bias). With the first step of the polynomial rounded toward zero
+#: silu has another sigmoid: the result lies on the other side of the middle between two E4M3 numbers. Of all FP32 gates
+#: this holds for 297, of which ten are sums of two BF16 numbers; for these four there is an up. The third one is so
+#: large that a lane of such gates takes the way that clamps.
+_BIASED = np.array(
+    [
+        *((0xBE4A, 0xBA0B, 0x3F81, 0xB799), (0xC158, 0xBB7C, 0x3F8B, 0x3706)),
+        *((0xC1B9, 0xBD2B, 0x3FC8, 0xB9E3), (0x3ED0, 0x38DD, 0x3FCD, 0x3783)),
+    ],
+    np.uint32,
+)
+
+
+def _biased(width: int) -> NDArray[np.float64]:
+    """(gate, bias, up, bias) of each column, float64 [4, width]: one kind a block."""
+    kinds = (_BIASED << 16).view(np.float32).astype(np.float64)
+    columns: NDArray[np.float64] = kinds[np.arange(width) // MX_BLOCK % len(kinds)]
+    return columns.T
+
+
+def biased_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Gates and ups [rows, width], the same in every row."""
+    gates, _, ups, _ = _biased(width)
+    return np.tile(gates, (rows, 1)), np.tile(ups, (rows, 1))
+
+
+def biased_terms(draw: Draw, experts: int, width: int) -> NDArray[Any]:
+    """Their biases [2, experts, width], the same for every expert."""
+    _, of_gates, _, of_ups = _biased(width)
+    return np.tile(np.stack([of_gates, of_ups])[:, None], (1, experts, 1))
+
+
 #: FP32 bits of (gate, up) whose result lies on 2.625 or on the number below. With one operation of the exponential
 #: rounded toward zero it is the other one: two pairs for each operation, from the first of the polynomial to 1 + exp.
 #: For the first one gpt-oss has a single pair.
