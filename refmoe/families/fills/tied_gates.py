@@ -66,7 +66,7 @@ def _biased(width: int) -> NDArray[np.float64]:
     """(gate, bias, up, bias) of each column, float64 [4, width]: one kind a block."""
     kinds = (_BIASED << 16).view(np.float32).astype(np.float64)
     columns: NDArray[np.float64] = kinds[np.arange(width) // MX_BLOCK % len(kinds)]
-    return columns.T
+    return np.ascontiguousarray(columns.T)
 
 
 def biased_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
