@@ -17,6 +17,7 @@ from refmoe.families.expand import LAYOUT
 from refmoe.families.extents import mxfp8_grouped
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, behind, check_before, far_device, lacks_memory, of_rows
+from refmoe.families.fills.tied_gates import BIASED, biased_gates, biased_terms, mixed_gates
 from refmoe.families.quantize import COMPILED_POLICIES, EDGE, FAR_ROWS, LOOPING_ROWS, MODE, settings_of
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes
@@ -40,6 +41,11 @@ _CLAMPS = np.array([7, 0.5, 5.5, np.inf, 3], np.float32)
 
 def _gaussian_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
     return draw.normal((rows, width)) * 3, draw.normal((rows, width)) * 3
+
+
+def _gaussian_terms(draw: Draw, experts: int, width: int) -> NDArray[Any]:
+    """Biases [2, experts, width] of gates and ups."""
+    return draw.normal((2, experts, width))
 
 
 def _limit_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -196,6 +202,8 @@ HALVED = "halved"
 LONELY = "lonely"
 #: The fill of lanes that hold nothing but NaN.
 NAN_LANES = "nan-lanes"
+#: The fill of lanes that hold gates beside ties and a far one.
+MIXED = "mixed-lanes"
 
 GATE_FILLS = Fill.by_name(
     Fill("gaussian", "gate and up swapped, a rounding more or less, quantized from BF16", _gaussian_gates),
@@ -271,9 +279,21 @@ GATE_FILLS = Fill.by_name(
         _nan_lane_gates,
         Limits(zeros=1.0, saturated=0.7, nans=0.9, reason="half of each block is NaN"),
     ),
+    Fill(
+        MIXED,
+        "an ordinary gate whose sigmoid is another one where a neighbour needs clamps",
+        mixed_gates,
+        Limits(zeros=0.3, reason="a far gate of each 16 gives a zero"),
+    ),
+    Fill(
+        BIASED,
+        "a step of the sigmoid of a gate with a bias that rounds toward zero",
+        biased_gates,
+        Limits(scales=1, reason="there are four kinds of block"),
+    ),
 )
 #: Fills that go with every variant and parameters.
-_MADE_FOR_SOME = (MIDPOINTS, CLAMPED, TIES, HALVED, LONELY, NAN_LANES)
+_MADE_FOR_SOME = (MIDPOINTS, CLAMPED, TIES, HALVED, LONELY, NAN_LANES, MIXED, BIASED)
 PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (*_MADE_FOR_SOME, "zeros"))
 
 VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
@@ -324,10 +344,8 @@ def gate_inputs(case: Case) -> Inputs:
         chosen = Draw("tiny-gate-bias", case.seed).integers(_TINY_BIAS.size, (2, experts, width))
         bias = _laid_out(case, *_TINY_BIAS[chosen])
     elif case.get("bias", "none") == "distinct":
-        drawn = Draw("gate-bias", case.seed)
-        terms = (_tie_terms(drawn, experts, width) if case.fill == TIES else drawn.normal((2, experts, width))).astype(
-            _BF16
-        )
+        terms_of = {TIES: _tie_terms, BIASED: biased_terms}.get(case.fill, _gaussian_terms)
+        terms = terms_of(Draw("gate-bias", case.seed), experts, width).astype(_BF16)
         bias = _laid_out(case, terms[0], terms[1])
     parameters = _parameters(case)
     if case.fill in (MIDPOINTS, CLAMPED):
@@ -451,6 +469,8 @@ def _check(case: Case) -> None:
     if case.fill == TIES and (case.bias, case.params) != ("distinct", _TIE_PARAMS[case.variant]):
         needed = f"bias=distinct and params={_TIE_PARAMS[case.variant]} with it: it chooses biases, and no limit"
         raise refused("fill", case.fill, needed)
+    if case.fill == BIASED and (case.variant, case.bias) != ("silu", "distinct"):
+        raise refused("fill", case.fill, "variant=silu and bias=distinct with it: it chooses biases")
     check_choices(case)
     check_before(case)
 
@@ -560,6 +580,12 @@ def _every_entry() -> Iterator[Case]:
         entry: dict[str, Any] = {"variant": variant, "mode": mode, "edge": edge, "layout": "8x4"}
         bias = "none" if fill in ("fingerprint", "tiny") else "distinct"
         yield _case(fill, 17, 160, 3, bias=bias, **entry)
+    listed = product(VARIANT.words, COMPILED_POLICIES, LAYOUT.words, ("none", "tiny"))
+    for variant, (mode, edge), layout, bias in listed:
+        # A lane looks for a row's expert among two offsets or three.
+        yield _case(MIXED, 24, 96, 72, variant=variant, mode=mode, edge=edge, layout=layout, bias=bias)
+    for (mode, edge), layout in product(COMPILED_POLICIES, LAYOUT.words):
+        yield _case(BIASED, 3, 128, 2, variant="silu", mode=mode, edge=edge, layout=layout, bias="distinct")
 
 
 def _full() -> Iterator[Case]:

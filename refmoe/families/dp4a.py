@@ -139,6 +139,13 @@ def _large(draw: Draw, size: Size) -> Operands:
     return Operands(codes.astype(np.int8), _d_around(draw, size, 1), weights, scales)
 
 
+def _signed_d(draw: Draw, size: Size) -> Operands:
+    """Scales d of either sign and from 2^-6 to 2^6: no quantizer makes such ones, and FP16 has them."""
+    sign = draw.integers(2, (size.rows, size.blocks)) << 15
+    d = (_d_around(draw, size, 6) | sign).astype(np.uint16)
+    return Operands(_any_codes(draw, size), d, _any_weights(draw, size), _scales_around(draw, size, 122, 3))
+
+
 def _saturated(draw: Draw, size: Size) -> Operands:
     """Blocks of products of one sign and the largest magnitude there is: a dot of 32 * 12 * 127 has 17 bits."""
     k = size.blocks * _BLOCK
@@ -244,6 +251,7 @@ _FILLS: Mapping[str, Fill] = MappingProxyType(
                   Limits(zeros=0.3, reason="a single block may lie below FP32's least number")),
             _fill("large", "a term that is not rounded before it is added", _large),
             _fill("saturated", "a block's dot, or a part of it, in too few bits", _saturated),
+            _fill("signed-d", "a d that is clamped, or whose sign is lost", _signed_d),
             _fill("cancelling", "blocks summed in another order", _cancelling,
                   Limits(zeros=0.1, reason="what remains of large terms may be zero"), least_k=15 * _BLOCK),
             _fill("zero-rows", "the sign of a zero lost or made up", _zero_rows,
@@ -258,7 +266,7 @@ _FILLS: Mapping[str, Fill] = MappingProxyType(
     }
 )  # fmt: skip
 
-_PLAIN = tuple(name for name in _FILLS if name not in ("zero-rows", "overflow", "zero-specials"))
+_PLAIN = tuple(name for name in _FILLS if name not in ("zero-rows", "overflow", "zero-specials", "signed-d"))
 
 # --- words for outputs ----------------------------------------------------------------------------------------------
 
@@ -504,6 +512,8 @@ def _default() -> Iterator[Case]:
     # Each entry has machine code of its own: each meets every fill, with and without a bias.
     for dtype, m, fill, bias in product(("f32", "bf16"), (1, 5), _PLAIN, ("none", "distinct")):
         yield _case(fill, m, 544, 8, 8, 2, dtype=dtype, bias=bias)
+    for dtype, m in product(("f32", "bf16"), (1, 5)):  # as many blocks as a thread holds, and one more
+        yield _case("signed-d", m, 4128, 4, 8, 2, dtype=dtype)
     yield _case("gaussian", 3, 64, 8, 4, 2, ranks=2, poison=0)  # the fill's default; the first of two ranks
 
 

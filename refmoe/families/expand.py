@@ -393,6 +393,8 @@ def _default_as() -> Iterator[Case]:
         yield _case(fill, 3, 8224, 8, 2, output=output)  # a row wider than a CTA, by two lanes
         yield _case(fill, 0, 2880, 8, 2, output=output)
         yield _case(fill, 3, 416, 4, 2, output=output, routing="elsewhere", first_expert=4, ranks=2)
+    # A row wider than a CTA, by one lane, which has the first row's largest element; and more CTAs than threads of one.
+    yield _case("row-ties", 513, 8208, 2, 1, output="fp8_token")
     # All outputs loop over the same grid; a scale for each token is the only one that a CTA keeps from one to the next.
     yield _case(_FILL_OF["copy"], LOOPING_ROWS, 32, 8, 2, output="copy")
     yield _case("real", 256, 2880, 128, 4, output="nvfp4")  # a prefill
@@ -510,6 +512,19 @@ def _every_entry() -> Iterator[Case]:
                 yield _case(fill, m, k, e, t, **entry, **block)
     for input_sf, layout, fill in product(INPUT_SF.words, LAYOUT.words, ("bytes", "fingerprint", "specials")):
         yield _case(fill, 17, 416, 6, 2, dtype="mxfp8", input_sf=input_sf, layout=layout)
+    # And writes more choices of a token than a group of lanes has, in loops that are unrolled.
+    for dtype, (mode, edge), layout in product(("bf16", "fp16"), COMPILED_POLICIES, LAYOUT.words):
+        yield _case("fingerprint", 2, 96, 16, 11, dtype=dtype, mode=mode, edge=edge, layout=layout)
+    for input_sf, layout in product(INPUT_SF.words, LAYOUT.words):
+        yield _case("bytes", 2, 96, 16, 11, dtype="mxfp8", input_sf=input_sf, layout=layout)
+    for output, dtype, prescale in product(_COMPUTED, ("bf16", "fp16"), ("none", "channel")):
+        entry = {"output": output, "dtype": dtype, "prescale": prescale}
+        for layout, scale in product(LAYOUT.words, GLOBAL_SCALE.words) if output == "nvfp4" else (("", ""),):
+            block = {"layout": layout, "global_scale": scale} if layout else {}
+            yield _case("gaussian", 2, 96, 16, 11, **entry, **block)
+        if output == "fp8_token":
+            # The largest element of a token anywhere in the eight warps of a CTA.
+            yield _case("gaussian", 40, 4096, 8, 1, **entry)
 
 
 def _full() -> Iterator[Case]:

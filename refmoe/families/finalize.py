@@ -134,6 +134,19 @@ def _subnormal_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows
     return rows.astype(np.float32), _weights(draw, tokens, k)
 
 
+def _tied_sums(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
+    """2^24, then in any one rank 1 or 3, of which the sum is a tie, and in the last rank the 2^24 taken away again.
+
+    What is left is 0 or 4. Rounded toward zero it is 0 or 2. Either sign.
+    """
+    rows = np.zeros((tokens, k, width), np.float32)
+    rows[:, 0], rows[:, -1] = 2.0**24, -(2.0**24)
+    place = 1 + draw.integers(k - 2, (tokens, 1, width))
+    np.put_along_axis(rows, place, (1 + 2 * draw.integers(2, place.shape)).astype(np.float32), axis=1)
+    rows *= np.where(draw.integers(2, (tokens, 1, width)) == 0, np.float32(1), np.float32(-1))
+    return rows, np.ones((tokens, k), np.float32)
+
+
 # Too many zeros or specials would agree with a kernel that writes nothing or poisons everything.
 _ORDINARY = Limits(zeros=0.02, nans=0.02, reason="sums of ordinary numbers are neither zero nor infinite")
 _EXTREME = Limits(zeros=0.9, nans=0.9, reason="subnormals, infinities and NaN are what it is made of")
@@ -159,9 +172,11 @@ SUM_FILLS = Fill.by_name(
     sum_fill("overflow", "BF16 that saturates, or overflows too early or too late", _overflowing_rows,
              Limits(nans=0.8, reason="two sums of five or more round to Inf"), least_t=2),
     sum_fill("subnormal", "products or sums flushed to zero", _subnormal_rows),
+    sum_fill("sum-ties", "a sum that rounds toward zero", _tied_sums,
+             Limits(zeros=0.7, reason="of a tie with 1 nothing is left"), least_t=3),
 )  # fmt: skip
 #: Fills whose sums an ordinary bias would hide.
-EDGE_SUMS = ("zeros", "overflow", "subnormal")
+EDGE_SUMS = ("zeros", "overflow", "subnormal", "sum-ties")
 PLAIN_SUMS = tuple(name for name in SUM_FILLS if name not in EDGE_SUMS)
 
 #: No bias; ordinary numbers; zeros of either sign and subnormal numbers; a NaN, an infinity or the largest number for
@@ -346,6 +361,11 @@ def _default() -> Iterator[Case]:
     for fill, dtype in product(EDGE_SUMS, _DTYPES):
         yield _case(fill, 9, 160, 8, 3, dtype=dtype, out="f32", poison=0x7F)
         yield _case(fill, 9, 160, 8, 3, dtype=dtype, bias="tiny" if fill != "overflow" else "none")
+    for dtype, out in product(_DTYPES, _DTYPES):
+        for bias in ("none", "tiny"):
+            yield _case("sum-ties", 9, 160, 16, 11, dtype=dtype, out=out, bias=bias)
+        # The second of four ranks: most choices have no row.
+        yield _case("gaussian", 7, 96, 3, 5, dtype=dtype, out=out, first_expert=3, ranks=4)
     for k in (8, 24, 264, 1000):  # of a lane's columns, but of no block
         yield _case("gaussian", 3, k, 6, 2, bias="distinct", dtype="f32" if k % 3 else "bf16")
     for k in (224, 256, 288, 4064, 4096, 4128):  # a warp's slice and sixteen of them, and a block less and more

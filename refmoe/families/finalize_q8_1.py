@@ -84,6 +84,22 @@ def _wide_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
     return _halved(draw.normal((tokens, width)) * size, k)
 
 
+def _ordered_sums(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
+    """Blocks whose sum shows in which order it was made: what cancels is next to nothing of what it hides.
+
+    Eight lanes have four columns each, and each column is summed over the lanes at distances 4, 2 and 1. Two lanes at
+    one of these distances cancel. Beside either of them any other number is lost.
+    """
+    lanes = np.arange(_BLOCK // 4)
+    blocks = tokens * width // _BLOCK
+    values = np.ldexp(1.0 + 2 * draw.integers(4, (blocks, lanes.size, 4)), -13)
+    first = draw.integers(lanes.size, (blocks, 1, 4))
+    second = first ^ np.array([1, 2, 4])[draw.integers(3, first.shape)]
+    np.put_along_axis(values, first, 2.0**13, axis=1)
+    np.put_along_axis(values, second, -(2.0**13), axis=1)
+    return _halved(values.reshape(tokens, width), k)
+
+
 #: What blocks of `specials` hold, in turn: (what fills a block, what one column holds instead); None is ordinary sums.
 _KINDS: tuple[tuple[float | None, float | None], ...] = (
     *((None, None), (None, np.nan), (0.0, 0.0), (None, np.inf), (None, -np.inf)),
@@ -109,10 +125,13 @@ _WIDE = Limits(zeros=0.15, scales=8, reason="only where 127 over the largest ove
 _SPECIAL = Limits(zeros=0.8, reason="a block with an Inf, or of zeros or NaN alone, has codes of 0")
 _SCALES = Limits(zeros=0.05, scales=8, reason="neighbours have scales of their own")
 
+_CANCELLED = Limits(zeros=0.95, scales=1, reason="what remains of large numbers is zero, or far below them")
 _EDGES = Limits(zeros=0.95, scales=1, reason="sums of zero, infinities and subnormal numbers are what it is made of")
 _PLAIN = ("gaussian", "cancelling")
 #: Those of `finalize` at the ends of FP32.
 _ODD = ("zeros", "subnormal", "weights")
+#: Those that ask for one operation of a sum.
+_SUMS = ("sum-ties", "ordered-sums")
 
 _FILLS = Fill.by_name(
     *(dataclasses.replace(SUM_FILLS[name], limits=_ORDINARY) for name in _PLAIN),
@@ -122,7 +141,10 @@ _FILLS = Fill.by_name(
     sum_fill("wide-range", "subnormals flushed, sums in another format", _wide_rows, _WIDE, least_t=2),
     sum_fill("specials", "NaN not dropped from the maximum, Inf, the sign of a zero sum", _special_rows, _SPECIAL,
              least_t=2),
+    dataclasses.replace(SUM_FILLS["sum-ties"], limits=_CANCELLED),
+    sum_fill("ordered-sums", "a block's sum that is made in another order", _ordered_sums, _CANCELLED, least_t=2),
 )  # fmt: skip
+_TELLING = tuple(name for name in _FILLS if name not in (*_ODD, *_SUMS))
 
 
 def _expect(case: Case, inputs: Inputs) -> Expectation:
@@ -169,7 +191,7 @@ def _case(fill: str, m: int, k: int, e: int, t: int, dtype: str = "bf16", seed: 
 def _quick() -> Iterator[Case]:
     for quantizer in QUANTIZERS:
         yield _case("gaussian", 1, 2880, 128, 4, dtype="f32", bias="distinct", quantizer=quantizer)  # decode
-        for dtype, fill in product(_DTYPES, (name for name in _FILLS if name not in _ODD)):
+        for dtype, fill in product(_DTYPES, _TELLING):
             bias = "distinct" if fill in ("gaussian", "cancelling") else "none"
             yield _case(fill, 5, 416, 8, 4, dtype=dtype, bias=bias, quantizer=quantizer)
     yield _case("gaussian", 3, 32, 4, 1, bias="distinct")  # a row of eight threads
@@ -184,7 +206,7 @@ def _default() -> Iterator[Case]:
         for m in (1, 2, 8):
             yield _case("gaussian", m, k, e, t, dtype="f32", bias="distinct" if k == 2880 else "none")
             yield _case("cancelling", m, k, e // 4, t, dtype="f32", ranks=4)  # the first of four ranks
-    for dtype, fill, quantizer in product(_DTYPES, (name for name in _FILLS if name not in _ODD), QUANTIZERS):
+    for dtype, fill, quantizer in product(_DTYPES, _TELLING, QUANTIZERS):
         yield _case(fill, 17, 736, 16, 6, dtype=dtype, quantizer=quantizer, poison=0x7F)
     for (number, fill), dtype in product(enumerate(_ODD), _DTYPES):
         bias = "none" if fill == "weights" else "tiny"
@@ -202,9 +224,10 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 9, 416, 8, 2, routing="padded", bias="distinct", quantizer=quantizer)
         yield _case("fingerprint", 4, 416, 8, 2, routing="all-one-token", quantizer=quantizer, poison=0x7F)
     # Each entry has machine code of its own, with and without a bias: each meets every fill, in two rounds of choices.
-    plain = (name for name in _FILLS if name not in _ODD)
-    for fill, dtype, quantizer, bias in product(plain, _DTYPES, QUANTIZERS, ("none", "distinct")):
+    for fill, dtype, quantizer, bias in product(_TELLING, _DTYPES, QUANTIZERS, ("none", "distinct")):
         yield _case(fill, 9, 160, 16, 11, dtype=dtype, quantizer=quantizer, bias=bias)
+    for fill, dtype, quantizer, bias in product(_SUMS, _DTYPES, QUANTIZERS, ("none", "tiny")):
+        yield _case(fill, 5, 160, 16, 11, dtype=dtype, quantizer=quantizer, bias=bias)
 
 
 def _full() -> Iterator[Case]:

@@ -131,6 +131,25 @@ def _exponent_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArra
     return logits
 
 
+def _largest_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
+    """The largest number of BF16 for 1 to k experts of a token, its negative for all others but a few of -Inf.
+
+    So weights are fractions, and a token with fewer than k leading experts takes others that are just above -Inf.
+    """
+    largest = np.float32((2 - 2.0**-7) * 2.0**127)
+    order = np.argsort(draw.words(tokens * experts).reshape(tokens, experts), axis=1, kind="stable")
+    ranked = np.argsort(order, axis=1, kind="stable")
+    leading = ranked < 1 + np.arange(tokens)[:, None] % k
+    logits: FloatArray = np.select([leading, ranked < k + 2], [largest, -largest], -np.inf).astype(np.float32)
+    return logits
+
+
+def _rotating_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
+    """Token t prefers expert t modulo their number, and then the next ones: each expert has every so many choices."""
+    behind: FloatArray = ((np.arange(experts) - np.arange(tokens)[:, None]) % experts).astype(np.float32)
+    return -behind
+
+
 def _refused_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
     """All but every fifth token is without an answer: NaN of either sign, +Inf, too few that are finite."""
     logits = _gaussian_logits(draw, tokens, experts, k)
@@ -159,10 +178,12 @@ _FILLS = Fill.by_name(
     Fill("same", "experts without rows, and one with a row of every token", _same_logits),
     Fill("equal", "a tie over more than a warp that goes to another than the lowest index", _equal_logits),
     Fill("exponents", "a constant of the exponential with another last bit, another threshold", _exponent_logits),
+    Fill("largest", "the largest numbers taken for infinities", _largest_logits),
+    Fill("rotating", "an expert's choices lost that have the same place in every group", _rotating_logits),
     Fill("refused", "NaN or +Inf accepted, -Inf chosen, the wrong token reported", _refused_logits),
     Fill(_GIVEN, "a map or an offset of another expert, token or choice", expert_ids),
 )
-_LOGITS = tuple(name for name in _FILLS if name not in (_GIVEN, "equal", "exponents"))
+_LOGITS = tuple(name for name in _FILLS if name not in (_GIVEN, "equal", "exponents", "largest", "rotating"))
 
 #: No bias; ordinary numbers; zeros of either sign and subnormal ones; numbers but for some that are -Inf; numbers but
 #: for one that is Inf, with which no token has an answer.
@@ -482,6 +503,10 @@ def _default() -> Iterator[Case]:
         yield _route("gaussian", m, 40, 4, dtype=dtype, bias="infinite")
     for m in (5, _MANY):
         yield _route("exponents", m, 40, 8)
+    for (m, experts), dtype in product(((5, 40), (5, 1000), (_MANY, 40)), ("f32", "bf16")):
+        yield _route("largest", m, experts, 4, dtype=dtype)
+    # A warp counts 1024 choices, and a lane 32 of them: of each an expert's is the first one, the second one, ...
+    yield _route("rotating", 1024, 2, 32, ranks=16)
     # As many choices of one CTA as there may be.
     for dtype in ("f32", "bf16"):
         yield _route("gaussian", _FEW, 40, 32, dtype=dtype)
@@ -544,6 +569,8 @@ _CHANGES: Mapping[str, Change] = {
     "logits-many_tokens": lambda given: {"logits": huge((1 << 26, 16), given["logits"]), "bias": None},
     "logits-many_experts": lambda given: {"logits": np.zeros((1, 1025), np.float32), "bias": None},
     "topk_ids-many_choices": lambda given: {"topk_ids": np.zeros((1, 33), np.int32)},
+    "logits-many_choices": lambda given: {"logits": huge(((1 << 26) - 1, 64), given["logits"]), "bias": None, "k": 32},
+    "num_experts_local-past_all": lambda given: {"num_experts_local": 17, "first_expert": 0},
     "topk_ids-of_many_experts": lambda given: {"num_experts_local": 1 << 21},
 }
 
@@ -552,11 +579,11 @@ def _refuses() -> Iterator[Case]:
     ranks = {"num_experts_local": "zero text flag int32", "first_expert": "negative fraction huge", "fill": BYTE}
     yield from wrong_calls(
         _route("gaussian", 3, 8, 2, bias="distinct", first_expert=8, ranks=2),
-        {"logits-many_tokens": "threads"},
-        logits=f"{ARRAY} flat no_columns many_tokens many_experts",
+        {"logits-many_tokens": "threads", "logits-many_choices": "rows after expansion and threads"},
+        logits=f"{ARRAY} flat no_columns many_tokens many_experts many_choices",
         bias=f"{ARRAY} short",
         k="zero text flag int32",
-        **ranks,
+        **{**ranks, "num_experts_local": f"{ranks['num_experts_local']} past_all"},
     )
     yield from wrong_calls(
         _route("given", 3, 8, 2, dtype="ids"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from refmoe.families.choices import RANKS, ROUTING, check_choices
 from refmoe.families.extents import q8_1_rows
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, check_before, far_device, lacks_memory
+from refmoe.families.fills.tied_gates import BIASED, SIGMOID_TIES, q8_1_ties, tied_fill
 from refmoe.families.q8_1 import BlockHalves, Int8Codes, q8_outputs
 from refmoe.families.vacuity import Limits, doubt_values
 from refmoe.families.wrong import WRONG, called, wrong_calls
@@ -39,7 +41,8 @@ from refmoe.reference.swiglu_q8_1 import swiglu_q8_1
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-_FILLS = {name: fill for name, fill in GATE_FILLS.items() if name not in (MIDPOINTS, CLAMPED, TIES)}
+_FILLS = {name: fill for name, fill in GATE_FILLS.items() if name not in (MIDPOINTS, CLAMPED, TIES, BIASED)}
+_FILLS[SIGMOID_TIES] = tied_fill(GATE_FILLS["gaussian"])
 
 #: Results of SwiGLU are uneven: many are far below their block's largest.
 _LIMITS = Limits(zeros=0.5, reason="most results of a block may be far below its largest")
@@ -50,8 +53,11 @@ _UNEVEN = ("specials", "tiny", "sigmoid-edges", "clamps", "zeros")
 
 def _inputs(case: Case) -> Inputs:
     """Rows in BF16; or in FP32, with all of its bits, where the first product does not round to 16 bits."""
-    given = dict(gate_inputs(case))
-    if case.dtype == "f32":
+    tied = case.fill == SIGMOID_TIES
+    given = dict(gate_inputs(dataclasses.replace(case, fill="gaussian") if tied else case))
+    if tied:
+        given["gate_up"] = q8_1_ties(case.variant, case.shape.m, case.shape.k)
+    elif case.dtype == "f32":
         bits = given["gate_up"].view(np.uint16).astype(np.uint32) << 16
         ordinary = (bits & 0x7F800000) < 0x7F800000
         if case.fill == "zeros":
@@ -155,6 +161,12 @@ def _default() -> Iterator[Case]:
     # Each entry has machine code of its own: each meets every fill.
     for dtype, variant, quantizer, fill in product(("bf16", "f32"), ("gpt_oss", "silu"), QUANTIZERS, PLAIN_GATES):
         yield _case(fill, 17, 160, 3, dtype=dtype, variant=variant, quantizer=quantizer)
+    # And loops over its slices.
+    for dtype, variant, quantizer in product(("bf16", "f32"), ("gpt_oss", "silu"), QUANTIZERS):
+        yield _case("fingerprint", 36, 544, 3, dtype=dtype, variant=variant, quantizer=quantizer, multiprocessors=1)
+    for variant, quantizer in product(("gpt_oss", "silu"), QUANTIZERS):
+        yield _case(SIGMOID_TIES, 14, 32, 2, dtype="f32", variant=variant, quantizer=quantizer)
+    yield _case("gaussian", 1, 416, 3)  # a single slice
     yield _case("gaussian", 5, 64, 3, first_expert=3, ranks=2, poison=0)  # the fill's default
 
 

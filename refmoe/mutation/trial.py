@@ -69,7 +69,8 @@ class Tried:
             machine code is the same. "does not build": the compiler or the assembler refuses it. "survived": none of
             these.
         case: the case that failed or took too long, None if none did.
-        check: what caught it: "bytes", a check of the executor, or "refusal"; of an equivalent one "PTX" or "SASS".
+        check: what caught it: "bytes", a check of the executor, "warning" or "refusal"; of an equivalent one "PTX" or
+            "SASS".
         finding: the first mismatch, the fault, or the compiler's words.
         cases: cases run.
         reached: cases that reach it.
@@ -357,7 +358,7 @@ class _Trial:
                     machine_code_sha256(text, key[2])  # what the assembler refuses is no mutant
             caught = _caught(result, case)
             if caught is not None:
-                finding = result.first_mismatch or result.reason
+                finding = result.first_mismatch or result.reason or "; ".join(result.warnings)
                 return {
                     "outcome": "caught",
                     "case": each.case,
@@ -390,7 +391,8 @@ def _caught(result: Result, case: Case) -> str | None:
     if result.verdict is Verdict.UNSUPPORTED:
         return "refusal"
     if result.verdict not in CATCHING:
-        return None
+        # What PTX forbids counts, also where nobody knows that it goes wrong. The sound kernels do nothing of the kind.
+        return "warning" if result.warnings else None
     finding = result.first_mismatch or result.reason
     return FaultResult("", "", "", str(case), result.verdict, finding, 1, True).check
 

@@ -156,6 +156,9 @@ def _default() -> Iterator[Case]:
         # So few tiles of ordinary numbers have one power of two for a scale.
         if (policy == "exact" or fill not in _BELOW_FLOOR) and (fill, scales) != ("gaussian", "ue8m0"):
             yield _case(fill, 9, 384, 6, 2, dtype=dtype, policy=policy, scales=scales)
+    # And writes the choices of a token in a loop that is unrolled by four.
+    for dtype, policy, scales in product(("bf16", "f32"), POLICIES, SCALES):
+        yield _case("fingerprint", 2, 128, 8, 7, dtype=dtype, policy=policy, scales=scales)
     yield _case("gaussian", 5, 128, 3, 2, ranks=2, poison=0)  # the fill's default; the first of two ranks
 
 

@@ -116,6 +116,30 @@ def _negative(draw: Draw, case: Case) -> Scores:
     return logits, (bias - np.float32(4)).astype(np.float32)
 
 
+def _negative_ties(draw: Draw, case: Case) -> Scores:
+    """Two kinds of groups with the same sum of negative scores, of a number and itself, and of two beside it.
+
+    Every sigmoid is 1/2. Scores are about -1, in steps of 2^-23. A sum has steps twice as large, and an odd number of
+    them: a step of either score makes a tie of it, which goes to an even number.
+    """
+    tokens, experts = _size(case)
+    size = experts // case.groups
+    step = 2.0**-23
+    leading = np.where(np.arange(case.groups)[:, None] % 2 == 0, [5 * step, 5 * step], [4 * step, 6 * step])
+    bias = np.full((case.groups, size), -2.5)
+    first = draw.integers(size - 1, (case.groups,))
+    rows = np.arange(case.groups)
+    bias[rows, first], bias[rows, first + 1] = -1.5 - leading[:, 0], -1.5 - leading[:, 1]
+    return np.zeros((tokens, experts), np.float32), bias.reshape(-1).astype(np.float32)
+
+
+def _largest(draw: Draw, case: Case) -> Scores:
+    """Biases from -2^127 down to the largest number's negative, for all experts: every score is just above -Inf."""
+    logits, _ = _gaussian(draw, case)
+    patterns = 0xFF000000 + draw.integers(0x7FFFFF, (logits.shape[1],))
+    return logits, patterns.astype(np.uint32).view(np.float32)
+
+
 def _close(draw: Draw, case: Case) -> Scores:
     """Sigmoids a few of FP32's units apart, next to 0.5 and to 1: what fewer bits cannot tell apart."""
     tokens, experts = _size(case)
@@ -242,6 +266,8 @@ _FILLS = Fill.by_name(
     Fill("equal", "a tie over more than a warp that goes to another than the lowest index", _equal),
     Fill("twins", "two equal scores of a group counted once", _twins),
     Fill("bias-alone", "a subnormal bias flushed, -0 told from +0", _bias_alone, lack=_lacks_bias),
+    Fill("negative-ties", "the last bit of a negative score lost in its group's", _negative_ties, lack=_lacks_bias),
+    Fill("largest", "the largest numbers taken for infinities", _largest, lack=_lacks_bias),
     Fill("never", "-Inf chosen, or taken for padding", _never, lack=_lacks_bias),
     Fill("same", "experts without rows, and one with a row of every token", _same, lack=_lacks_bias),
     Fill("refused", "NaN accepted, NaN of a dropped group overlooked, the wrong token reported", _refused),
@@ -252,7 +278,9 @@ _FILLS = Fill.by_name(
 
 #: Fills of sizes and biases that no other one has.
 _EDGE_FILLS = ("equal", "twins", "bias-alone", "infinite")
-_PLAIN = tuple(name for name in _FILLS if name not in _EDGE_FILLS)
+#: Fills that ask for one decision.
+_SINGLE = ("negative-ties", "largest")
+_PLAIN = tuple(name for name in _FILLS if name not in (*_EDGE_FILLS, *_SINGLE))
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
@@ -363,7 +391,7 @@ def _doubt(case: Case, scores: F32, ids: NDArray[np.int32], weights: F32, answer
     """Weights that are alike agree with a kernel that never looks at the scores, and so do groups that drop nobody."""
     if not answered.any():
         return None
-    if case.shape.t > 1 and case.fill not in ("ties", "close", "equal"):  # whose ids tell
+    if case.shape.t > 1 and case.fill not in ("ties", "close", "equal", "negative-ties"):  # whose ids tell
         found, need = np.unique(weights[answered]).size, min(2 * int(answered.sum()), 4)
         if found < need:
             return f"{found} distinct weights, fewer than {need}: nothing shows of the scores"
@@ -468,6 +496,9 @@ def _default() -> Iterator[Case]:
     for fill, dtype, rule in product(_PLAIN, ("f32", "bf16"), RULES):
         for experts in (256, 512):
             yield _case(fill, 9, experts, 6, 8, 4, dtype=dtype, rule=rule)
+    for fill, dtype, rule in product(_SINGLE, ("f32", "bf16"), RULES):
+        for experts in (256, 512):
+            yield _case(fill, 4, experts, 6, 8, 4, dtype=dtype, rule=rule)
     yield _case("gaussian", 3, 8, 2, 4, 2, entry="function")
 
 

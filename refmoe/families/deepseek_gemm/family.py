@@ -457,6 +457,10 @@ def _default() -> Iterator[Case]:
     for experts in (32, 48):
         few: dict[str, Any] = {"rows": "-".join([*"0" * 15, "130"]), "multiprocessors": 1, **wgmma}
         yield _case("near", Shape(130 * experts // 16, 128, n=128, e=experts), "f32", tile_m=64, **few)
+    # More rows of one expert than 15 bits count.
+    many: dict[str, Any] = {"grouping": "masked", "rows": "32800", "sample": 1, "tile_m": 128}
+    yield _case("near", Shape(32_800, 128, n=128, e=1), "f32", **many)
+    yield _case("near", Shape(32_800, 128, n=128, e=1), "f32", **many, **wgmma)
     # Far fewer rows are expected than there are: CTAs take three tiles and more.
     yield _case("near", Shape(30, 128, n=128, e=2), grouping="masked", rows="30-9", expected_m=1, tile_m=8)
     yield _case("near", Shape(20, 512, n=128, e=2), rows="9-8", tile_m=16, multiprocessors=1, schedules=4)
@@ -472,9 +476,17 @@ def _default() -> Iterator[Case]:
         yield _case(fill, Shape(9, 256, n=256, e=2), dtype, rows="4-5", tile_m=128, ctas=2, **wgmma)
         for tile_m in (128, 256):
             yield _case(fill, Shape(9, 256, n=128, e=2), dtype, rows="4-5", tile_m=tile_m, **wgmma)
+        for tile_m in INSTRUCTIONS[_MODELS[0]].tiles_m:
+            # A step of K more than are copied ahead, so that copies go on while products do.
+            yield _case("near", Shape(3, 512, n=128, e=1), dtype, rows="3", tile_m=tile_m)
+            yield _case("least-ties", Shape(8, 128, n=128, e=1), dtype, rows="8", tile_m=tile_m)
     for model, dtype in itertools.product(_MODELS, OUT_DTYPES):
         for tile_m in INSTRUCTIONS[model].tiles_m:
             yield _past_every_lane(dtype, tile_m, model=model)
+    # Of a sum that is stored as BF16 a rounding shows only if most of it cancels.
+    for tile_m, ctas in ((64, 1), (128, 1), (256, 1), (128, 2)):
+        shape = Shape(64, 256, n=ctas * TILE_N, e=1)
+        yield _case("cancelling", shape, rows="64", tile_m=tile_m, ctas=ctas, **wgmma)
     for dtype in OUT_DTYPES:
         yield _past_every_lane(dtype, 128, ctas=2, **wgmma)
         # A tile of tokens more than a band has, in two columns of tiles: in one, every band is numbered alike.
@@ -483,6 +495,7 @@ def _default() -> Iterator[Case]:
             yield _case("near", shape, dtype, rows=str(shape.m), tile_m=tile_m, ctas=ctas, **wgmma)
     for k, n in (GATE_UP, DOWN):
         yield _case("near", Shape(_CLASS_ROWS, k, n=n, e=5), rows=_CLASSES, sample=1, scales="mn_major")
+    yield _case("near", Shape(100, 128, n=128, e=1), rows="100")  # the widest tile, which the host code chooses
     yield _case("near", Shape(5, 128, n=128, e=2), rows="1-2", poison=0)  # the fill's default
     yield _case("near", Shape(8, 128, n=128, e=2), grouping="masked", rows="1-2", poison=0)
 

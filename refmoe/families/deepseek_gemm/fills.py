@@ -288,6 +288,22 @@ def _fill(
     return Fill(name, catches, make, Limits(**{**usual, **limits}), needs_k(least_k))
 
 
+def _least_ties(draw: Draw, size: Size) -> Operands:
+    """Results of half the least BF16 number or three halves, ties that go to even; and zeros times 2^56.
+
+    With anything above 0 in a sum before it begins the former go the other way. In a partial sum the latter show it.
+    """
+    tokens = np.zeros(size.tokens, np.uint8)
+    token_scales = np.full(size.token_blocks, 2.0**120, np.float32)
+    rows = np.arange(0, size.rows, 2)
+    tokens[rows, draw.integers(BLOCK, rows.shape)] = E4M3.encode(1)
+    token_scales[rows] = 2.0**-70
+    weights = np.array([E4M3.encode(1), E4M3.encode(3)], np.uint8)[draw.integers(2, size.weights)]
+    weight_scales = np.full(size.weight_blocks, 2.0**-63, np.float32)
+    weight_scales[..., 0] = 2.0**-64  # of the block where the codes are
+    return Operands(tokens, token_scales, weights, weight_scales)
+
+
 #: The generators by name.
 FILLS: Mapping[str, Fill] = MappingProxyType(
     {
@@ -384,6 +400,14 @@ FILLS: Mapping[str, Fill] = MappingProxyType(
                 "what only real weights and outlier channels show",
                 _real,
                 "a model's hidden states times its weights are ordinary numbers",
+            ),
+            _fill(
+                "least-ties",
+                "a sum, or a partial sum, that begins with another number than 0",
+                _least_ties,
+                "every second token is zeros, and half of the other ones' results go to zero",
+                zeros=0.9,
+                bound=64.0,
             ),
         )
     }

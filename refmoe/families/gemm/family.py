@@ -355,6 +355,10 @@ def _every_entry() -> Iterator[Case]:
         many = Shape(m=2 * tile.n + 64, k=416, n=tile.m + 8, e=40)
         few: dict[str, Any] = {"tile": str(tile), "multiprocessors": 3}
         yield _case("wide-range", many, dtype, alpha="distinct", bias="distinct", **few)
+        # The first of the next lanes' experts has all rows, and a CTA's first tile.
+        yield _case("gaussian", Shape(m=3, k=64, n=16, e=33), dtype, tile=str(tile), routing="same-experts")
+        if dtype == "f32":  # sums of zero in a CTA's second tile
+            yield _case("zero-rows", Shape(m=2, k=64, n=tile.m + 8, e=1), dtype, tile=str(tile), multiprocessors=1)
 
 
 def _full() -> Iterator[Case]:

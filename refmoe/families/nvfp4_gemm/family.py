@@ -310,6 +310,11 @@ def _default() -> Iterator[Case]:
     for dtype, tile in itertools.product(OUTPUTS, TILES):
         few: dict[str, Any] = {"tile": str(tile), "multiprocessors": 3}
         yield _case("wide-range", _MANY, dtype, routing="empty-experts", alpha="distinct", bias="distinct", **few)
+        # An expert past those that the lanes look at first has all rows, and a CTA's first tile.
+        yield _case("gaussian", Shape(3, 64, n=16, e=33), dtype, tile=str(tile), routing="same-experts")
+        if dtype == "f32":  # every lane's alpha, and sums of zero in a CTA's second tile
+            yield _case("gaussian", Shape(tile.n, 64, n=tile.m, e=1), dtype, tile=str(tile), alpha="distinct")
+            yield _case("zero-rows", Shape(2, 64, n=tile.m + 8, e=1), dtype, tile=str(tile), multiprocessors=1)
     yield _case("gaussian", Shape(m=5, k=64, n=16, e=3), first_expert=3, ranks=2, poison=0)  # the fill's default
 
 

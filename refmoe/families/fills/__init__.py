@@ -1,0 +1,1 @@
+"""Input data that several families share."""
