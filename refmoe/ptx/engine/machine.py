@@ -33,6 +33,7 @@ from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import LaunchState, OutOfTime, Tracer
 from refmoe.ptx.engine.mbarrier import Mbarriers
+from refmoe.ptx.engine.mbarrier_table import OBJECT_BYTES
 from refmoe.ptx.engine.meetings import Meetings
 from refmoe.ptx.engine.native_state import NativeState
 from refmoe.ptx.engine.order.clocks import Clocks
@@ -437,7 +438,9 @@ class Machine(Runner):
             self._index(place, turn, mask, frame, result)
         elif kind == "exit":
             if self.launch.grid.cluster_blocks > 1:
-                refuse_early_exit(self, terminator.instruction, mask)
+                refuse_early_exit(
+                    self, terminator.instruction, mask, self.mbarriers.remote, self.mbarriers.slot * OBJECT_BYTES
+                )
             self._exit(mask)
         elif kind == "barrier":
             number, count, vote = (None if value is None else _all(frame, value) for value in result)

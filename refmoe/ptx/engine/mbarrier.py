@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from refmoe.ptx.engine.barriers import ranges
+from refmoe.ptx.engine.cluster.arrivals import RemoteArrivals
 from refmoe.ptx.engine.copies import Copies, different
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
@@ -90,6 +91,7 @@ class Mbarriers(MbarrierTable):
         self._waits = waits
         self._bulk = transactions
         self._arrivals: list[_Arrival] = []
+        self.remote = RemoteArrivals()
         # Whether the lanes of this step look before what they wait for has happened, and go on without.
         self.early = False
 
@@ -447,6 +449,7 @@ class Mbarriers(MbarrierTable):
         clocks = self.machine.clocks
         if clocks is None or not lanes.size:
             return
+        self.remote.seen(ids, self.phase[ids])
         if work.own_block:
             near = ~self._all_foreign[ids]
             ids, lanes = ids[near], lanes[near]
@@ -514,6 +517,7 @@ class Mbarriers(MbarrierTable):
             return
         foreign = self.slot[ids] * OBJECT_BYTES // machine.shared.stride != machine.lane_cta[lanes]
         np.add.at(self._foreign, ids[foreign], counts[foreign])
+        self.remote.note(machine, work.access.instruction, ids[foreign], lanes[foreign], self.phase[ids[foreign]])
         if work.own_block:
             # Who waits is of the object's block (PTX ISA, "Morally strong operations").
             lanes, ids, foreign = lanes[~foreign], ids[~foreign], foreign[~foreign]

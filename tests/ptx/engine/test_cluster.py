@@ -286,3 +286,68 @@ def test_a_warp_that_never_comes_is_a_deadlock() -> None:
     """
     with pytest.raises(ptx.Deadlock, match="the cluster barrier of block"):
         run(body, np.zeros(1, np.uint32), block=(64, 1, 1))
+
+
+# One thread of each block of two arrives at the other block's barrier.
+ARRIVAL = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.shared .align 8 .b64 bar;
+.visible .entry k() .reqntid 64, 1, 1 .explicitcluster .reqnctapercluster 2, 1, 1
+{{
+    .reg .pred %p<4>; .reg .b32 %r<6>;
+    mov.u32 %r1, %tid.x; mov.u32 %r2, %cluster_ctarank; mov.u32 %r3, bar; xor.b32 %r5, %r2, 1;
+    mapa.shared::cluster.u32 %r4, %r3, %r5;
+    setp.eq.u32 %p1, %r1, 0;
+    @%p1 mbarrier.init.shared.b64 [%r3], 1;
+    @%p1 fence.mbarrier_init.release.cluster;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    @%p1 mbarrier.arrive{order}.shared::cluster.b64 _, [%r4];
+    {end}
+    ret;
+}}
+"""
+SEEN = "WAIT: mbarrier.try_wait{order}.shared.b64 %p2, [%r3], 0; @!%p2 bra WAIT;"
+SYNC = "barrier.cluster.arrive{order}.aligned; barrier.cluster.wait.aligned;"
+
+
+def arrived(order: str, end: str) -> None:
+    ptx.launch(ptx.Module.parse(ARRIVAL.format(order=order, end=end)), "k", (2, 1, 1), (64, 1, 1), [])
+
+
+@pytest.mark.parametrize("order", [".release.cluster", ".relaxed.cluster"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        SYNC.format(order=".release"),
+        SEEN.format(order=""),
+        # What is seen to have come has come, whatever it brings with it.
+        SEEN.format(order=".relaxed.cluster"),
+        # One thread's waiting is enough.
+        "setp.ne.u32 %p3, %r1, 40; @%p3 exit;" + SEEN.format(order=""),
+    ],
+    ids=["cluster", "seen", "seen relaxed", "seen by one"],
+)
+def test_an_arrival_that_is_over_before_the_exit(order: str, end: str) -> None:
+    arrived(order, end)
+
+
+@pytest.mark.parametrize(
+    "end", ["", "bar.sync 0;", SYNC.format(order=".relaxed")], ids=["nothing", "block", "relaxed cluster"]
+)
+def test_an_arrival_that_may_come_after_the_exit(end: str) -> None:
+    with pytest.raises(ptx.RaceError, match=r"exits, and nothing orders an arrival at the mbarrier there") as caught:
+        arrived(".release.cluster", end)
+    assert (caught.value.kind, caught.value.other_thread) == ("exit", (0, 0, 0))
+    assert caught.value.earlier is not None
+    assert caught.value.earlier.opcode.startswith("mbarrier.arrive")
+
+
+def test_an_arrival_that_one_warp_knows_of() -> None:
+    """Its phase does not end. The thread that arrived arrives at a second barrier, too, for which one warp waits."""
+    text = ARRIVAL.replace(".b64 bar;", ".b64 bar[2];")
+    text = text.replace("[%r3], 1;", "[%r3], 2;\n    @%p1 mbarrier.init.shared.b64 [%r3+8], 1;")
+    end = "@%p1 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r4+8]; setp.lt.u32 %p3, %r1, 32; @%p3 exit;"
+    end += SEEN.format(order="").replace("[%r3]", "[%r3+8]")
+    ptx.launch(ptx.Module.parse(text.format(order="", end=end)), "k", (2, 1, 1), (64, 1, 1), [])
