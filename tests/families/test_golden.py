@@ -11,7 +11,7 @@ import pytest
 
 from refmoe.catalog import all_families, kernel_of, parse_case
 from refmoe.cuda import PtxDevice
-from refmoe.families.activation import LONELY
+from refmoe.families.activation import LONELY, MIXED, NAN_LANES
 from refmoe.families.family import Case
 from refmoe.verify.kernel import Devices
 from refmoe.verify.runner import input_sha256
@@ -91,8 +91,8 @@ def test_the_sample_holds_every_fill_and_every_word_of_every_option() -> None:
             # Of these kernels of the museum the reports hold the default level.
             assert fills <= wanted
         elif name == "swiglu_q8_1":
-            # It takes activation's fills, and leaves one of them to activation.
-            assert wanted - fills <= {LONELY}
+            # It takes activation's fills, and leaves those of single lanes to activation.
+            assert wanted - fills <= {LONELY, MIXED, NAN_LANES}
         else:
             assert fills == wanted
         data = {(option.name, word) for option in family.options if not option.launch for word in option.words[1:]}
