@@ -175,6 +175,7 @@ def test_what_the_executor_warns_of_catches_a_mutant(monkeypatch: pytest.MonkeyP
     assert "both write the same bytes" in str(outcome.finding)
 
 
+@pytest.mark.slow
 def test_the_command_tries_a_sample_and_goes_on_where_it_ended(
     catalogue: Catalogue, measured: list[Reach], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
