@@ -6,7 +6,6 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from support.selection.thinned import thinned
 
 from refmoe.catalog import all_families, groups, list_cases, parse_case
 from refmoe.errors import ArgumentError
@@ -23,7 +22,7 @@ def whole(level: str, device: str = "ptx") -> tuple[Case, ...]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("device", thinned(["ptx", "cuda"], 2))
+@pytest.mark.parametrize("device", ["ptx", "cuda"])
 def test_case_lists_have_no_repetition_and_hold_the_level_below(level: str, device: str) -> None:
     listed = whole(level, device)
     assert len(set(listed)) == len(listed)

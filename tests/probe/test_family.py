@@ -56,11 +56,9 @@ def test_integers_are_cut_as_fractions_are(mode: str) -> None:
             assert cut_to(significand, shift, mode) == whole(Fraction(significand) / Fraction(2) ** shift, mode)
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", [name for name, codec in CODECS.items() if codec.bits - codec.low <= 16])
 def test_every_short_code_is_encoded_as_it_is_decoded(name: str) -> None:
     codec = CODECS[name]
-    if codec.bits - codec.low > 16:
-        pytest.skip("too many codes")
     for code in range(0, 1 << codec.bits, 1 << codec.low):
         kind, sign, significand, exponent = codec.decode(code)
         if kind == "number" and significand:
