@@ -37,16 +37,6 @@ def swiglu_kernel(variant: str, mode: str, edge: str, layout: str) -> Entry:
     return Entry("activation", f"refmoe_swiglu_{variant}_{mode}_{edge}_{layout}")
 
 
-#: Every entry of the source.
-ACTIVATION_KERNELS = tuple(
-    swiglu_kernel(variant, mode, edge, layout)
-    for variant in VARIANTS
-    for mode in MODES
-    for edge in EDGES
-    for layout in EXPAND_LAYOUTS
-)
-
-
 def swiglu_quantize_plan(
     kernel: Entry,
     gate_up: Buffer,

@@ -43,16 +43,6 @@ def block_fp8_kernel(block: str, dtype: str, policy: str, scales: str) -> Entry:
     return Entry("block_fp8", f"refmoe_block_fp8_{block}_{dtype}_{policy}_{scales}")
 
 
-#: Every entry of the source.
-BLOCK_FP8_KERNELS = tuple(
-    block_fp8_kernel(block, dtype, policy, scales)
-    for block in BLOCKS
-    for dtype in DTYPES.values()
-    for policy in POLICIES
-    for scales in SCALES
-)
-
-
 def block_fp8_plan(
     kernel: Entry,
     x: Buffer,

@@ -50,11 +50,6 @@ class Instruction:
         shared = f"_{ctas}" if self.paired else ""
         return Entry(self.source, f"refmoe_{self.source}_{tile_m}{shared}_{out_dtype}")
 
-    def kernels(self) -> tuple[Entry, ...]:
-        """Every entry of the source."""
-        shapes = [(tile_m, 1) for tile_m in self.tiles_m] + [(tile_m, 2) for tile_m in self.paired]
-        return tuple(self.kernel(tile_m, dtype, ctas) for tile_m, ctas in shapes for dtype in OUT_DTYPES)
-
     def choose_tile_m(self, rows: int) -> int:
         """The tokens of a tile for experts of about `rows` rows.
 
@@ -82,9 +77,6 @@ def _models(chip: Chip) -> dict[str, Instruction]:
 
 #: The instruction that follows an accumulation model.
 INSTRUCTIONS = {model: each for chip in CHIPS.values() for model, each in _models(chip).items()}
-
-#: Every entry of both sources.
-DEEPSEEK_GEMM_KERNELS = (*MMA.kernels(), *WGMMA.kernels())
 
 
 def accumulation_models(arch: str) -> tuple[str, ...]:

@@ -35,10 +35,6 @@ def dp4a_gemv_kernel(tokens: int, dtype: str) -> Entry:
     return Entry("dp4a", f"refmoe_dp4a_gemv_{4 if tokens <= 4 else 2}_{dtype}")
 
 
-#: Every entry of the source.
-DP4A_KERNELS = tuple(dp4a_gemv_kernel(tokens, dtype) for tokens in (1, MAX_TOKENS) for dtype in DTYPES.values())
-
-
 @dataclass(frozen=True)
 class GemvSize:
     """Sizes of a launch: tokens, choices of each, experts here and the first one's id, weight rows, K."""

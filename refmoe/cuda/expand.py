@@ -62,17 +62,6 @@ def expand_kernel(rows: str, layout: str) -> Entry:
     return Entry("expand", f"refmoe_expand_{rows}_{layout}")
 
 
-#: Every entry of the source.
-EXPAND_KERNELS = tuple(
-    expand_kernel(rows, layout)
-    for rows in (
-        *(f"mxfp8_{scales}" for scales in ("none", *INPUT_SF_LAYOUTS)),
-        *(f"{dtype}_{mode}_{edge}" for dtype in ("bf16", "fp16") for mode in MODES for edge in EDGES),
-    )
-    for layout in EXPAND_LAYOUTS
-)
-
-
 def expand_as_kernel(
     dtype: str, output: str, prescaled: bool = False, layout: str = "128x4", *, by_expert: bool = False
 ) -> Entry:
@@ -89,20 +78,6 @@ def expand_as_kernel(
         return Entry("expand", "refmoe_expand_copy")
     word = f"{dtype}_{output}{'_expert' if by_expert else ''}_{'prescaled' if prescaled else 'plain'}"
     return Entry("expand", f"refmoe_expand_{word}" + (f"_{layout}" if output == "nvfp4" else ""))
-
-
-EXPAND_AS_KERNELS = (
-    expand_as_kernel("", "copy"),
-    *(
-        expand_as_kernel(dtype, output, prescaled, layout, by_expert=by_expert)
-        for dtype in ("bf16", "fp16")
-        for prescaled in (False, True)
-        for output, layout, by_expert in (
-            *(("fp8_tensor", "", False), ("fp8_token", "", False)),
-            *(("nvfp4", layout, by_expert) for layout in EXPAND_LAYOUTS for by_expert in (False, True)),
-        )
-    ),
-)
 
 
 def expand_plan(

@@ -27,10 +27,6 @@ def finalize_kernel(rows: str, out: str) -> Entry:
     return Entry("finalize", f"refmoe_finalize_{rows}_{out}")
 
 
-#: Every entry of the source.
-FINALIZE_KERNELS = tuple(finalize_kernel(rows, out) for rows in DTYPES.values() for out in DTYPES.values())
-
-
 def finalize_plan(
     kernel: Entry,
     rows: Buffer,

@@ -25,12 +25,6 @@ def finalize_q8_1_kernel(rows: str, quantizer: str) -> Entry:
     return Entry("finalize_q8_1", f"refmoe_finalize_q8_1_{rows}_{quantizer}")
 
 
-#: Every entry of the source.
-FINALIZE_Q8_1_KERNELS = tuple(
-    finalize_q8_1_kernel(rows, quantizer) for rows in DTYPES.values() for quantizer in VARIANTS
-)
-
-
 def finalize_q8_1_plan(
     kernel: Entry,
     rows: Buffer,

@@ -34,10 +34,6 @@ def nvfp4_quantize_kernel(dtype: str, layout: str) -> Entry:
     return Entry("nvfp4", f"refmoe_nvfp4_quantize_{dtype}_{layout}")
 
 
-#: Every entry of the source.
-NVFP4_KERNELS = tuple(nvfp4_quantize_kernel(dtype, layout) for dtype in ("bf16", "fp16") for layout in LAYOUTS)
-
-
 def nvfp4_groups(k: int) -> int:
     """Scale words of a row of k elements: groups of 64."""
     return -(-k // GROUP_ELEMENTS)

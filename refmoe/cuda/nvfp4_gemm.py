@@ -115,7 +115,6 @@ NVFP4_GEMM = GroupedGemm(
     check_tile=check_tile,
     choose_tile=choose_tile,
 )
-NVFP4_GEMM_KERNELS = NVFP4_GEMM.kernels()
 
 
 def nvfp4_grouped_gemm(

@@ -26,10 +26,6 @@ def q8_1_quantize_kernel(dtype: str, variant: str) -> Entry:
     return Entry("q8_1", f"refmoe_q8_1_quantize_{dtype}_{variant}")
 
 
-#: Every entry of the source.
-Q8_1_KERNELS = tuple(q8_1_quantize_kernel(dtype, variant) for dtype in DTYPES.values() for variant in VARIANTS)
-
-
 def q8_1_quantize_plan(
     kernel: Entry, x: Buffer, codes: Buffer, d: Buffer, s: Buffer, *, rows: int, k: int, multiprocessors: int
 ) -> LaunchPlan:

@@ -38,16 +38,6 @@ def mxfp8_quantize_kernel(dtype: str, mode: str, edge: str, layout: str) -> Entr
     return Entry("quantize", f"refmoe_mxfp8_quantize_{dtype}_{mode}_{edge}_{layout}")
 
 
-#: Every entry of the source.
-QUANTIZE_KERNELS = tuple(
-    mxfp8_quantize_kernel(dtype, mode, edge, layout)
-    for dtype in ("bf16", "fp16")
-    for mode in MODES
-    for edge in EDGES
-    for layout in LAYOUTS
-)
-
-
 def mxfp8_quantize_plan(
     kernel: Entry, x: Buffer, codes: Buffer, scales: Buffer, *, rows: int, k: int, multiprocessors: int
 ) -> LaunchPlan:

@@ -78,15 +78,6 @@ def route_kernels(dtype: str, experts: int) -> tuple[Entry, Entry]:
     return few, choose
 
 
-#: Every entry of the source.
-ROUTING_KERNELS = (
-    *(kernel for dtype in DTYPES.values() for slots in SLOTS for kernel in route_kernels(dtype, slots * WARP_LANES)),
-    SORT_CHOSEN_KERNEL,
-    SORT_KERNEL,
-    SORT_FEW_KERNEL,
-)
-
-
 def route_plans(
     dtype: str,
     logits: Buffer,

@@ -26,15 +26,6 @@ def swiglu_q8_1_kernel(variant: str, dtype: str, quantizer: str) -> Entry:
     return Entry("swiglu_q8_1", f"refmoe_swiglu_q8_1_{variant}_{dtype}_{quantizer}")
 
 
-#: Every entry of the source.
-SWIGLU_Q8_1_KERNELS = tuple(
-    swiglu_q8_1_kernel(variant, dtype, quantizer)
-    for variant in VARIANTS
-    for dtype in DTYPES.values()
-    for quantizer in QUANTIZERS
-)
-
-
 def swiglu_q8_1_plan(
     kernel: Entry,
     gate_up: Buffer,

@@ -10,16 +10,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from support.kernel_entries import ACTIVATION_KERNELS, BLOCK_FP8_KERNELS, FINALIZE_KERNELS, ROUTING_KERNELS
 from support.selection.thinned import thinned
 from support.toolchain import spills_of
 
 from refmoe.chips import KERNEL_ARCHS
 from refmoe.cuda import toolchain
-from refmoe.cuda.activation import ACTIVATION_KERNELS
-from refmoe.cuda.block_fp8 import BLOCK_FP8_KERNELS
-from refmoe.cuda.finalize import FINALIZE_KERNELS
 from refmoe.cuda.launch import Entry
-from refmoe.cuda.routing import ROUTING_KERNELS
 from refmoe.cuda.toolchain import CSRC, Target, build
 
 pytestmark = pytest.mark.skipif(

@@ -9,32 +9,35 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.kernel_entries import (
+    ACTIVATION_KERNELS,
+    BLOCK_FP8_KERNELS,
+    DEEPSEEK_ACTIVATION_KERNELS,
+    DEEPSEEK_EXPAND_KERNELS,
+    DEEPSEEK_FINALIZE_KERNELS,
+    DEEPSEEK_GEMM_KERNELS,
+    DEEPSEEK_ROUTING_KERNELS,
+    DP4A_KERNELS,
+    EXPAND_AS_KERNELS,
+    EXPAND_KERNELS,
+    FINALIZE_KERNELS,
+    FINALIZE_Q8_1_KERNELS,
+    GEMM_KERNELS,
+    NVFP4_GEMM_KERNELS,
+    NVFP4_KERNELS,
+    Q8_1_KERNELS,
+    QUANTIZE_KERNELS,
+    ROUTING_KERNELS,
+    SWIGLU_Q8_1_KERNELS,
+)
 from support.selection.thinned import thinned
 from support.toolchain import spills_of
 
 from refmoe import ptx
 from refmoe.chips import KERNEL_ARCHS
 from refmoe.cuda import toolchain
-from refmoe.cuda.activation import ACTIVATION_KERNELS
-from refmoe.cuda.block_fp8 import BLOCK_FP8_KERNELS
-from refmoe.cuda.deepseek.activation import DEEPSEEK_ACTIVATION_KERNELS
-from refmoe.cuda.deepseek.expand import DEEPSEEK_EXPAND_KERNELS
-from refmoe.cuda.deepseek.finalize import DEEPSEEK_FINALIZE_KERNELS
-from refmoe.cuda.deepseek.routing import DEEPSEEK_ROUTING_KERNELS
-from refmoe.cuda.deepseek_gemm import DEEPSEEK_GEMM_KERNELS
 from refmoe.cuda.device import PtxDevice
-from refmoe.cuda.dp4a import DP4A_KERNELS
-from refmoe.cuda.expand import EXPAND_AS_KERNELS, EXPAND_KERNELS
-from refmoe.cuda.finalize import FINALIZE_KERNELS
-from refmoe.cuda.finalize_q8_1 import FINALIZE_Q8_1_KERNELS
-from refmoe.cuda.gemm.kernel import GEMM_KERNELS
 from refmoe.cuda.launch import Entry, LaunchPlan
-from refmoe.cuda.nvfp4 import NVFP4_KERNELS
-from refmoe.cuda.nvfp4_gemm import NVFP4_GEMM_KERNELS
-from refmoe.cuda.q8_1 import Q8_1_KERNELS
-from refmoe.cuda.quantize import QUANTIZE_KERNELS
-from refmoe.cuda.routing import ROUTING_KERNELS
-from refmoe.cuda.swiglu_q8_1 import SWIGLU_Q8_1_KERNELS
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build, entries_of
 from refmoe.errors import ArgumentError
 

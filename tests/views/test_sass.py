@@ -7,9 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from support.kernel_entries import GEMM_KERNELS
 
 from refmoe.cuda import toolchain
-from refmoe.cuda.gemm.kernel import GEMM, GEMM_KERNELS
+from refmoe.cuda.gemm.kernel import GEMM
 from refmoe.cuda.gemm.tile import TILES, Tile, TileRefused
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build
 from refmoe.views.sass import PtxasReport, disassemble, find_nvdisasm, gemm_sass, ptxas_reports

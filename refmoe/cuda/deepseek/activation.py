@@ -24,15 +24,6 @@ def deepseek_activation_kernel(dtype: str, policy: str, scales: str) -> Entry:
     return Entry("deepseek_activation", f"refmoe_deepseek_activation_{dtype}_{policy}_{scales}")
 
 
-#: Every entry of the source.
-DEEPSEEK_ACTIVATION_KERNELS = tuple(
-    deepseek_activation_kernel(dtype, policy, scales)
-    for dtype in DTYPES.values()
-    for policy in POLICIES
-    for scales in SCALES
-)
-
-
 def deepseek_activation_plan(
     kernel: Entry,
     gate_up: Buffer,

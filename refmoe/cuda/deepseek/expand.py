@@ -27,15 +27,6 @@ def deepseek_expand_kernel(dtype: str, policy: str, scales: str) -> Entry:
     return Entry("deepseek_expand", f"refmoe_deepseek_expand_{dtype}_{policy}_{scales}")
 
 
-#: Every entry of the source.
-DEEPSEEK_EXPAND_KERNELS = tuple(
-    deepseek_expand_kernel(dtype, policy, scales)
-    for dtype in DTYPES.values()
-    for policy in POLICIES
-    for scales in SCALES
-)
-
-
 def deepseek_expand_plan(
     kernel: Entry,
     x: Buffer,

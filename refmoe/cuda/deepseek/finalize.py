@@ -20,15 +20,6 @@ def deepseek_finalize_kernel(rows: str, out: str, order: str) -> Entry:
     return Entry("deepseek_finalize", f"refmoe_deepseek_finalize_{rows}_{out}_{order}")
 
 
-#: Every entry of the source.
-DEEPSEEK_FINALIZE_KERNELS = tuple(
-    deepseek_finalize_kernel(rows, out, order)
-    for rows in DTYPES.values()
-    for out in DTYPES.values()
-    for order in ORDERS
-)
-
-
 def deepseek_finalize_plan(
     kernel: Entry,
     rows: Buffer,

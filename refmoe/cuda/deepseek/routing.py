@@ -17,7 +17,7 @@ from refmoe.cuda.device import Device
 from refmoe.cuda.launch import WARP_LANES, Buffer, Entry, LaunchPlan
 from refmoe.cuda.routing import SORT_THREADS, MapBuffers, Routed, permute_plan, refused_token
 from refmoe.errors import ArgumentError, describe
-from refmoe.reference.deepseek.routing import RULES, check_sizes
+from refmoe.reference.deepseek.routing import check_sizes
 
 SLOTS = (8, 16)  # experts of a lane that kernels are built for
 THREADS = 256  # kThreads: 8 tokens a CTA
@@ -28,15 +28,6 @@ def deepseek_route_kernel(dtype: str, experts: int, rule: str) -> Entry:
     """The kernel for logits of `dtype` "f32" or "bf16" over `experts` experts, and the rule of the weights."""
     slots = next(slots for slots in SLOTS if experts <= slots * WARP_LANES)
     return Entry("deepseek_routing", f"refmoe_deepseek_route_{dtype}_{slots}_{rule}")
-
-
-#: Every entry of the source.
-DEEPSEEK_ROUTING_KERNELS = tuple(
-    deepseek_route_kernel(dtype, slots * WARP_LANES, rule)
-    for dtype in DTYPES.values()
-    for slots in SLOTS
-    for rule in RULES
-)
 
 
 def deepseek_route_plan(

@@ -84,10 +84,6 @@ class GroupedGemm:
         """The kernel of a tile, writing `out_dtype` "bf16" or "f32"."""
         return Entry(self.source, f"{self.prefix}_{tile}_{out_dtype}")
 
-    def kernels(self) -> tuple[Entry, ...]:
-        """Every entry of the source."""
-        return tuple(self.kernel(tile, out_dtype) for tile in self.tiles for out_dtype in OUT_DTYPES)
-
     def groups(self, k: int) -> int:
         """Scale words of a row of k elements."""
         return -(-k // (GROUP_BLOCKS * self.block))

@@ -27,7 +27,6 @@ GEMM = GroupedGemm(
     check_tile=check_tile,
     choose_tile=lambda m, arch: choose_tile(m, arch=arch).tile,
 )
-GEMM_KERNELS = GEMM.kernels()
 
 
 def grouped_gemm(
