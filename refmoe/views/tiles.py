@@ -6,29 +6,29 @@ from typing import Any
 
 from rich.table import Table
 
-from refmoe.chips import kernel_chip
-from refmoe.cuda.gemm.choice import Choice, TileVerdict, llama_cpp_warps, tiles_needed, use_percent
+from refmoe.cuda.gemm.choice import Choice, tiles_needed
 from refmoe.cuda.gemm.tile import Tile, max_stages, stage_bytes, stage_capacity
 from refmoe.museum.cutlass.tiles import CUTLASS_RELEASES, CUTLASS_TILES, CutlassTile
 from refmoe.tables import plain_table
 from refmoe.views.layout import counted
+from refmoe.views.weighed import TileVerdict, llama_cpp_warps, reason, use_percent, weigh
 
 _STYLE = {TileVerdict.CHOSEN: "bold green", TileVerdict.SKIPPED: "", TileVerdict.REFUSED: "red"}
 
 
 def choice_document(choice: Choice) -> dict[str, Any]:
     """Everything that the tables show, and the limits behind them, as JSON values."""
-    chip = kernel_chip(choice.arch)
+    chip = choice.chip
     return {
         "m": choice.m,
-        "arch": choice.arch,
+        "arch": choice.chip.arch,
         "rule": choice.rule.value,
         "min_latency": choice.min_latency,
         "shared_bytes": chip.shared_bytes,
         "stage_capacity": stage_capacity(chip),
         "tile": str(choice.tile),
         "stages": choice.stages,
-        "reason": choice.reason,
+        "reason": reason(choice),
         "llama_cpp_warps": llama_cpp_warps(choice.m),
         "tiles": [
             {
@@ -40,19 +40,19 @@ def choice_document(choice: Choice) -> dict[str, Any]:
                     for release, found in CUTLASS_TILES[entry.tile].items()
                 },
             }
-            for entry in choice.weighed
+            for entry in weigh(choice)
         ],
     }
 
 
 def choice_summary(choice: Choice) -> str:
     """The problem and the answer, in two lines."""
-    chip = kernel_chip(choice.arch)
+    chip = choice.chip
     warps = counted(llama_cpp_warps(choice.m), "warp")
     latency = ", min_latency" if choice.min_latency else ""
     return (
-        f"M = {choice.m} (the most tokens of any expert), {choice.arch}, {choice.rule.value} rule{latency}: "
-        f"{choice.tile}, {choice.stages} stages; {choice.reason}\n"
+        f"M = {choice.m} (the most tokens of any expert), {chip.arch}, {choice.rule.value} rule{latency}: "
+        f"{choice.tile}, {choice.stages} stages; {reason(choice)}\n"
         f"A block has {stage_capacity(chip):,} bytes for stages, of {chip.shared_bytes:,}; "
         f"for comparison: llama.cpp's matrix-vector kernel, which has no tiles, would give each weight row {warps}"
     )
@@ -61,7 +61,7 @@ def choice_summary(choice: Choice) -> str:
 def choice_table(choice: Choice) -> Table:
     """What each tile takes and why it was chosen or not."""
     table = plain_table("tile", ">use %", ">bytes/stage", ">stages", ">tiles needed", "verdict", "~why")
-    for entry in choice.weighed:
+    for entry in weigh(choice):
         figures = _figures(entry.tile, choice)
         table.add_row(
             figures["tile"],
@@ -79,7 +79,7 @@ def choice_table(choice: Choice) -> Table:
 def cutlass_table(choice: Choice) -> Table:
     """Which releases of CUTLASS open the same tiles, with the stages that they get or why they do not."""
     table = plain_table("tile", *(f"~CUTLASS {release}" for release in CUTLASS_RELEASES))
-    for entry in choice.weighed:
+    for entry in weigh(choice):
         found = CUTLASS_TILES[entry.tile]
         table.add_row(str(entry.tile), *(_cutlass_cell(found[release]) for release in CUTLASS_RELEASES))
     return table
@@ -90,7 +90,7 @@ def _figures(tile: Tile, choice: Choice) -> dict[str, Any]:
         "tile": str(tile),
         "use_percent": use_percent(tile, choice.m),
         "stage_bytes": stage_bytes(tile),
-        "stages": max_stages(tile, choice.arch),
+        "stages": max_stages(tile, choice.chip),
         "tiles_needed": tiles_needed(tile, choice.m),
     }
 

@@ -78,14 +78,13 @@ TILES: tuple[Tile, ...] = (
 )
 
 
-def parse_tile(text: str, activation: Format = E4M3) -> Tile:
-    """The tile written as MxNxK, its K in bytes of the activation, as CUTLASS and TensorRT-LLM name tiles.
+def parse_tile(text: str) -> Tile:
+    """The tile written as MxNxK; K in elements is K in bytes of FP8 tokens, as CUTLASS and TensorRT-LLM name tiles.
 
     Raises:
         ArgumentError: `text` is no such name.
     """
-    m, n, k = _extents("tile", text)
-    return Tile(m, n, k_elements(k, activation))
+    return Tile(*_extents("tile", text))
 
 
 def parse_cluster(text: str) -> Cluster:
@@ -97,21 +96,8 @@ def parse_cluster(text: str) -> Cluster:
     return _extents("cluster", text)
 
 
-def k_elements(size: int, element: Format) -> int:
-    """How many elements along K `size` bytes hold, packed: 128 bytes are 128 of FP8 and 256 of FP4.
-
-    Tile names of other libraries give K in bytes of the activation; every tile here counts elements.
-
-    Raises:
-        ArgumentError: `size` is negative.
-    """
-    if size < 0:
-        raise ArgumentError("size", describe(size), "at least 0 bytes")
-    return size * 8 // element.bits
-
-
 def k_bytes(elements: int, element: Format) -> int:
-    """How many bytes `elements` along K take, packed: the inverse of `k_elements`.
+    """How many bytes `elements` along K take, packed: 256 of FP4 are 128 bytes.
 
     Raises:
         ArgumentError: they are no whole number of bytes.

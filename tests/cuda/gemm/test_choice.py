@@ -9,20 +9,10 @@ import numpy as np
 import pytest
 
 from refmoe.chips import CHIPS, KERNEL_ARCHS
-from refmoe.cuda.gemm.choice import (
-    DYNAMIC_TILES,
-    PREFILL_TILE,
-    Choice,
-    Rule,
-    TileVerdict,
-    choose_tile,
-    llama_cpp_warps,
-    most_tokens,
-    tiles_needed,
-    use_percent,
-)
+from refmoe.cuda.gemm.choice import DYNAMIC_TILES, Choice, Rule, choose_tile, most_tokens, tiles_needed
 from refmoe.cuda.gemm.tile import TILES, Tile, check_tile, max_stages, stage_bytes
 from refmoe.errors import ArgumentError
+from refmoe.views.weighed import PREFILL_TILE, TileVerdict, llama_cpp_warps, reason, use_percent, weigh
 
 #: The tile of each width, as the dynamic rule has it.
 BY_WIDTH = {8: 512, 16: 256, 32: 256, 64: 128, 128: 128}
@@ -96,7 +86,7 @@ def test_a_tile_that_does_not_fit_is_not_chosen() -> None:
     for m in range(1, 300):
         chosen = choose_tile(m, arch=small).tile
         assert (chosen.m, chosen.n, chosen.k) == brute_force(m, 48_128)
-    verdicts = {str(entry.tile): entry for entry in choose_tile(1, arch=small).weighed}
+    verdicts = {str(entry.tile): entry for entry in weigh(choose_tile(1, arch=small))}
     assert verdicts["128x8x512"].verdict is TileVerdict.REFUSED
     assert "40,960 bytes" in verdicts["128x8x512"].reason
     assert verdicts["128x16x256"].verdict is TileVerdict.CHOSEN
@@ -114,18 +104,18 @@ def test_static_choice_is_the_designs(min_latency: bool, arch: str) -> None:
             wanted = "128x128x128"
         choice = choose_tile(m, rule="static", min_latency=min_latency, arch=arch)
         assert str(choice.tile) == wanted
-        refusals = [entry for entry in choice.weighed if entry.verdict is TileVerdict.REFUSED]
+        refusals = [entry for entry in weigh(choice) if entry.verdict is TileVerdict.REFUSED]
         assert [entry.tile for entry in refusals] == ([PREFILL_TILE] if m > 256 else [])
 
 
 def test_above_256_tokens_the_design_is_refused_with_its_reason() -> None:
     choice = choose_tile(300, rule="static")
     assert str(choice.tile) == "128x128x128"
-    assert choice.reason == "M = 300 is above 256, for which 256x8x512 cannot be had"
-    reason = next(entry.reason for entry in choice.weighed if entry.verdict is TileVerdict.REFUSED)
-    assert "sm_120a has no multicast between blocks" in reason
-    assert "a stage takes 75,776 bytes" in reason
-    assert "8 wide would read the weights 38 times for 300 tokens" in reason
+    assert reason(choice) == "M = 300 is above 256, for which 256x8x512 cannot be had"
+    refused = next(entry.reason for entry in weigh(choice) if entry.verdict is TileVerdict.REFUSED)
+    assert "sm_120a has no multicast between blocks" in refused
+    assert "a stage takes 75,776 bytes" in refused
+    assert "8 wide would read the weights 38 times for 300 tokens" in refused
 
 
 def all_choices() -> list[Choice]:
@@ -138,21 +128,21 @@ def all_choices() -> list[Choice]:
 
 @pytest.mark.parametrize("choice", all_choices(), ids=lambda c: f"{c.rule.value}-{c.m}-{c.min_latency}")
 def test_every_tile_has_its_reason(choice: Choice) -> None:
-    assert [entry.tile for entry in choice.weighed[: len(TILES)]] == list(TILES)
-    assert {entry.tile for entry in choice.weighed[len(TILES) :]} <= {PREFILL_TILE}
-    assert [entry.tile for entry in choice.weighed if entry.verdict is TileVerdict.CHOSEN] == [choice.tile]
-    assert all(entry.reason for entry in choice.weighed)
-    assert choice.stages == check_tile(choice.tile, arch=choice.arch) >= 2
+    assert [entry.tile for entry in weigh(choice)[: len(TILES)]] == list(TILES)
+    assert {entry.tile for entry in weigh(choice)[len(TILES) :]} <= {PREFILL_TILE}
+    assert [entry.tile for entry in weigh(choice) if entry.verdict is TileVerdict.CHOSEN] == [choice.tile]
+    assert all(entry.reason for entry in weigh(choice))
+    assert choice.stages == check_tile(choice.tile, arch=choice.chip) >= 2
 
 
 def test_reasons_state_true_numbers() -> None:
-    reasons = {str(entry.tile): entry.reason for entry in choose_tile(40).weighed}
+    reasons = {str(entry.tile): entry.reason for entry in weigh(choose_tile(40))}
     assert reasons["128x64x128"] == "1 tile is enough, and no narrower tile needs as few"
     assert reasons["128x8x512"] == "needs 5 tiles where 128x64x128 needs 1"
     assert reasons["128x128x128"] == "needs as many tiles as 128x64x128, but is wider"
     assert reasons["256x8x256"] == "the rule has one tile a width, 128x8x512 for 8"
-    assert choose_tile(300).reason == "3 tiles are enough, and no narrower tile needs as few"
-    reasons = {str(entry.tile): entry.reason for entry in choose_tile(4, rule="static", min_latency=True).weighed}
+    assert reason(choose_tile(300)) == "3 tiles are enough, and no narrower tile needs as few"
+    reasons = {str(entry.tile): entry.reason for entry in weigh(choose_tile(4, rule="static", min_latency=True))}
     assert reasons["128x8x512"] == "min_latency, and M = 4 is at most 8"
     assert reasons["128x32x256"] == "M = 4 already fits 128x8x512"
     assert reasons["128x128x128"] == "the default, but 128x8x512 has less latency"

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from refmoe.chips import CHIPS, KERNEL_ARCHS, Mma, kernel_chip
-from refmoe.cuda.gemm.choice import PREFILL_CLUSTER, PREFILL_TILE
 from refmoe.cuda.gemm.grouped import OUT_DTYPES, GemmShape
 from refmoe.cuda.gemm.kernel import GEMM
 from refmoe.cuda.gemm.tile import (
@@ -22,7 +21,6 @@ from refmoe.cuda.gemm.tile import (
     TileRefused,
     check_tile,
     k_bytes,
-    k_elements,
     max_stages,
     parse_cluster,
     parse_tile,
@@ -35,6 +33,7 @@ from refmoe.formats import E2M1, E4M3, E8M0
 from refmoe.museum.cutlass.tiles import CUTLASS_RELEASES, CUTLASS_TILES, Evidence, cutlass_stage_bytes
 from refmoe.reference.layout import SCALE_LAYOUTS
 from refmoe.reference.tensor import IDENTITY_SCALE
+from refmoe.views.weighed import PREFILL_CLUSTER, PREFILL_TILE
 
 SM12X = ("sm_120a", "sm_121a")
 
@@ -83,18 +82,11 @@ def test_clusters() -> None:
     assert not CHIPS["sm_90a"].allows_cluster((3, 3, 1))
 
 
-def test_k_in_bytes_and_elements() -> None:
-    assert k_elements(128, E4M3) == 128
-    assert k_elements(128, E2M1) == 256
-    for element in (E4M3, E2M1, E8M0):
-        for count in (0, 2, 128, 512):
-            assert k_elements(k_bytes(count, element), element) == count
+def test_k_in_bytes() -> None:
+    assert (k_bytes(256, E4M3), k_bytes(256, E2M1), k_bytes(8, E8M0), k_bytes(0, E2M1)) == (256, 128, 8, 0)
     with pytest.raises(ArgumentError, match="elements: found int 3; needed a whole number of bytes of e2m1"):
         k_bytes(3, E2M1)
-    with pytest.raises(ArgumentError, match="size: found int -1"):
-        k_elements(-1, E4M3)
     assert parse_tile("128x8x512") == Tile(128, 8, 512)
-    assert parse_tile("128x8x256", E2M1) == Tile(128, 8, 512)
 
 
 def test_identity_scale_and_atom() -> None:
