@@ -45,6 +45,7 @@ from refmoe.families.routing import ROUTE
 from refmoe.formats import NVFP4
 from refmoe.models import DeepSeekCheckpoint, DeepSeekNVFP4Checkpoint, open_checkpoint
 from refmoe.reference.backends import BACKENDS, choose_backend
+from refmoe.reference.deepseek.layer import DeepSeekRules
 from refmoe.reference.dp4a import MAX_TOKENS
 from refmoe.reference.moe import path_steps
 from refmoe.reference.moe.deepseek_nvfp4 import deepseek_nvfp4_steps
@@ -334,7 +335,8 @@ def _deepseek_plan(model: FlowModel, m: int, chip: Chip) -> Sequence[LaunchStep]
         **{name: name if model.shared else None for name in shared},
         workspace={name: name for name in deepseek_workspace_bytes(shape)},
     )
-    return deepseek_steps(shape, DeepSeekOptions(), buffers, multiprocessors=chip.multiprocessors, arch=chip.arch)
+    options = DeepSeekOptions(DeepSeekRules(), logits="f32", layout="k_major", scale=2.5)
+    return deepseek_steps(shape, options, buffers, multiprocessors=chip.multiprocessors, arch=chip.arch)
 
 
 def _launched(step: LaunchStep, rows: tuple[int, ...]) -> FlowStep:

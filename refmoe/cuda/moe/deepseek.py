@@ -14,7 +14,7 @@ layer's. One rank adds the shared expert, or each its slice of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -116,10 +116,10 @@ class DeepSeekOptions:
         ArgumentError: any other word.
     """
 
-    rules: DeepSeekRules = field(default_factory=DeepSeekRules)
-    logits: str = "f32"
-    layout: str = "k_major"
-    scale: float = 2.5
+    rules: DeepSeekRules
+    logits: str
+    layout: str
+    scale: float
 
     def __post_init__(self) -> None:
         if self.rules.quantizer not in POLICIES:

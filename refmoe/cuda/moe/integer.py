@@ -45,9 +45,7 @@ _BYTES = {"bf16": 2, "f32": 4}
 _BF16_BYTES, _INT32_BYTES, _INT64_BYTES, _FP32_BYTES = 2, 4, 8, 4
 
 
-def integer_workspace_bytes(
-    shape: LayerShape, path: str, *, quantization: str = "separate", output: str = "bf16"
-) -> Mapping[str, int]:
+def integer_workspace_bytes(shape: LayerShape, path: str, *, quantization: str, output: str) -> Mapping[str, int]:
     """Bytes of each intermediate buffer, by name; of a Q8_1 output also its scales `out_d` and sums `out_s`.
 
     Args:
@@ -75,7 +73,7 @@ def integer_workspace_bytes(
     }
 
 
-def output_bytes(shape: LayerShape, output: str = "bf16") -> int:
+def output_bytes(shape: LayerShape, output: str) -> int:
     """Bytes of a layer's `out`: BF16, or the codes of Q8_1."""
     return shape.tokens * shape.hidden * (1 if output == "q8_1" else _BF16_BYTES)
 
@@ -91,8 +89,8 @@ def integer_steps(
     buffers: LayerBuffers,
     *,
     variant: str = "gpt_oss",
-    quantization: str = "separate",
-    output: str = "bf16",
+    quantization: str,
+    output: str,
     multiprocessors: int,
 ) -> tuple[LaunchStep, ...]:
     """The launches of a layer in order; none for no tokens.
@@ -307,7 +305,7 @@ class _Planner:
         )
 
         def traffic(load: Load) -> Traffic:
-            return Traffic(self._summed(load), {"out": output_bytes(shape)})
+            return Traffic(self._summed(load), {"out": output_bytes(shape, self.output)})
 
         return LaunchStep("finalize", plan, self._conversions("finalize"), ("out",), traffic)
 

@@ -188,4 +188,4 @@ def test_shapes_and_workspace() -> None:
     assert sizes["expand_token_scales"] == 56 * 4
     assert not any("shared" in name for name in deepseek_workspace_bytes(DeepSeekShape(1, 8, 4, 256, 128)))
     with pytest.raises(ArgumentError, match="logits"):
-        DeepSeekOptions(logits="fp16")
+        DeepSeekOptions(DeepSeekRules(), logits="fp16", layout="k_major", scale=1.0)

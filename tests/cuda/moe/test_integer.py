@@ -130,11 +130,12 @@ def test_three_layers_in_a_chain_without_a_conversion_between_them() -> None:
 
 
 LAYER = {"tokens": 1, "top_k": 2, "experts": 4, "hidden": 64, "intermediate": 32}
+USUAL = {"quantization": "separate", "output": "bf16"}
 
 
 def planned(sizes: dict[str, int], path: str = "llama_cpp", input_sf: str | None = None, **chosen: Any) -> Any:
     buffers = LayerBuffers(**{**dict.fromkeys(field.name for field in fields(LayerBuffers)), "input_sf": input_sf})
-    return integer_steps(LayerShape(**{**LAYER, **sizes}), path, buffers, multiprocessors=1, **chosen)
+    return integer_steps(LayerShape(**{**LAYER, **sizes}), path, buffers, multiprocessors=1, **{**USUAL, **chosen})
 
 
 @pytest.mark.parametrize(
@@ -175,8 +176,8 @@ def test_the_largest_of_each_is_planned(sizes: dict[str, int]) -> None:
         **{field.name: field.name for field in fields(LayerBuffers)} | {"input_sf": None, "workspace": {}}
     )
     shape = LayerShape(**{**LAYER, **sizes})
-    space = {name: name for name in integer_workspace_bytes(shape, "dp4a")}
-    steps = integer_steps(shape, "dp4a", replace(buffers, workspace=space), multiprocessors=1)
+    space = {name: name for name in integer_workspace_bytes(shape, "dp4a", **USUAL)}
+    steps = integer_steps(shape, "dp4a", replace(buffers, workspace=space), **USUAL, multiprocessors=1)
     assert [step.stage for step in steps] == ["permute", "quantize", "gemm1", "activation", "gemm2", "finalize"]
     # Each but the first may start before the one in front of it has ended.
     assert [step.plan.programmatic for step in steps] == [False, True, True, True, True, True]
@@ -202,9 +203,9 @@ def test_a_launch_of_a_chain_that_waits_for_none_in_front_is_an_error() -> None:
 def test_a_workspace_of_another_path_is_refused() -> None:
     shape = LayerShape(**LAYER)
     with pytest.raises(ArgumentError, match="path: found 'marlin'; needed one of 'dp4a', 'llama_cpp'"):
-        integer_workspace_bytes(shape, "marlin")
+        integer_workspace_bytes(shape, "marlin", **USUAL)
     with pytest.raises(ArgumentError, match="output: found q8_1 with dp4a"):
-        integer_workspace_bytes(shape, "dp4a", output="q8_1")
+        integer_workspace_bytes(shape, "dp4a", quantization="separate", output="q8_1")
 
 
 def test_flow_counts_conversions_launches_and_bytes() -> None:
