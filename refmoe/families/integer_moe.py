@@ -17,6 +17,7 @@ from refmoe.families.activation import PARAMS, VARIANT, check_params
 from refmoe.families.case import SCHEDULES, Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, padding_ids
 from refmoe.families.extents import permutation, q8_1_rows, staged
+from refmoe.families.extents.traffic import integer_traffic
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, LaunchFailed, Outputs
 from refmoe.families.finalize import TokenSums
 from refmoe.families.gemm.epilogue import BIAS
@@ -167,6 +168,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         **{"tokens": size.m, "top_k": size.t, "experts": size.e, "hidden": size.k, "intermediate": size.n},
         first_expert=case.first_expert,
     )
+    integer_traffic(case, inputs, _quantization(case)).check(steps)
     for number, step in enumerate(steps):
         try:
             device.launch(step.plan)

@@ -24,6 +24,7 @@ from refmoe.families.case import Shape, number, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids, padding_ids
 from refmoe.families.expand import INPUT_SF
 from refmoe.families.extents import mxfp8_grouped, permutation, staged
+from refmoe.families.extents.traffic import mx_traffic
 from refmoe.families.family import (
     POISON,
     Case,
@@ -391,6 +392,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     shape = called(case, LayerShape)(**_named(call.shape))
     call = replace(call, shape=shape, options=called(case, LayerOptions)(**_named(call.options)))
     buffers, steps = called(case, layer_launches)(call, device, fill=case.poison)
+    mx_traffic(case, inputs).check(steps)
     for place, step in enumerate(steps):
         try:
             device.launch(step.plan)

@@ -25,6 +25,7 @@ from refmoe.families.deepseek.activation import RowScales
 from refmoe.families.deepseek.routing import ChosenIds
 from refmoe.families.deepseek_gemm.family import ASSUMPTIONS, assumption_of
 from refmoe.families.extents import block_fp8_rows, permutation, staged
+from refmoe.families.extents.traffic import block_fp8_traffic
 from refmoe.families.family import (
     POISON,
     Case,
@@ -374,6 +375,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         taken = _taken(case, device, place.outputs, launches)
         return {**taken, "finalize.out": np.ascontiguousarray(found).view(BUFFERS["finalize.out"][1])}
     written, steps = found
+    block_fp8_traffic(case, inputs, _shared_width(case)).check(steps)
     for done, step in enumerate(steps):
         try:
             device.launch(step.plan)
