@@ -1,4 +1,4 @@
-"""What a plan says of bytes is held against the count of a family; tests/cuda/moe/test_traffic.py measures the bytes."""
+"""What a plan says of bytes is held against the count of a family. tests/cuda/moe/test_traffic.py measures them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_figure_of_a_plan_counts(text: str, monkeypatch: pytest.MonkeyPatc
             traffic.check((*steps[:place], replace(step, outputs=()), *steps[place + 1 :]))
         with pytest.raises(RefmoeError, match=f"{step.stage} says that its conversions are"):
             traffic.check((*steps[:place], replace(step, conversions=("BF16",)), *steps[place + 1 :]))
-    with pytest.raises(RefmoeError, match="the launches are .*; due are"):
+    with pytest.raises(RefmoeError, match=r"the launches are .*; due are"):
         traffic.check(steps[:1])
 
 

@@ -24,7 +24,7 @@ Touched = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchTouches:
     """What a launch of a layer touches: of each buffer what `_counted` lists."""
 
     reads: Touched
@@ -44,7 +44,7 @@ class LayerTraffic:
 
     case: Case
     unit: Mapping[str, int]
-    launches: Mapping[str, Launch]
+    launches: Mapping[str, LaunchTouches]
 
     def check(self, steps: Sequence[Any]) -> None:
         """Hold what a plan says of its launches against this.
@@ -169,7 +169,7 @@ def mx_traffic(case: Case, inputs: Inputs) -> LayerTraffic:
         "finalize": (_sums(inputs), {"out": "tokens"}),
     }
     launches = {
-        stage: Launch(
+        stage: LaunchTouches(
             _present(reads, given),
             writes,
             tuple(word.replace("BF16 -> MXFP8", f"{case.dtype.upper()} -> MXFP8") for word in converted.get(stage, ())),
@@ -233,7 +233,7 @@ def integer_traffic(case: Case, inputs: Inputs, quantization: str) -> LayerTraff
     }
     converted = {step.stage: step.conversions for step in path_steps(case.path, quantization, case.output)}
     launches = {
-        stage: Launch(_present(reads, inputs), writes, converted.get(stage, ()))
+        stage: LaunchTouches(_present(reads, inputs), writes, converted.get(stage, ()))
         for stage, (reads, writes) in touched.items()
     }
     return LayerTraffic(case, unit, launches)
@@ -292,7 +292,7 @@ def block_fp8_traffic(case: Case, inputs: Inputs, shared: int) -> LayerTraffic:
     }
     converted = {step.stage: step.conversions for step in path_steps("deepseek_fp8")}
     launches = {
-        stage: Launch(reads, writes, converted.get(stage.removeprefix("shared_"), ()))
+        stage: LaunchTouches(reads, writes, converted.get(stage.removeprefix("shared_"), ()))
         for stage, (reads, writes) in touched.items()
     }
     return LayerTraffic(case, unit, launches)
