@@ -51,7 +51,7 @@ _BF16_BYTES, _INT32_BYTES, _INT64_BYTES, _FP32_BYTES = 2, 4, 8, 4
 
 #: Intermediates of which launches read bytes that none wrote: a tile of a GEMM may end behind the last row that has an
 #: expert here, and what it gets of rows that nobody has decides no row that anybody has.
-READ_WHOLE = ("expand_codes", "expand_scales", "activation_codes", "activation_scales")
+READ_WHOLE = frozenset({"expand_codes", "expand_scales", "activation_codes", "activation_scales"})
 
 
 @dataclass(frozen=True)

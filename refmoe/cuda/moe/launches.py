@@ -12,7 +12,7 @@ fast a GEMM is and never what it computes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 
 from refmoe.cuda.activation import VARIANTS, swiglu_kernel, swiglu_quantize_plan
 from refmoe.cuda.arguments import (
@@ -33,12 +33,11 @@ from refmoe.cuda.quantize import EDGES, MODES, mxfp8_quantize_kernel, mxfp8_quan
 from refmoe.cuda.routing import MapBuffers, permute_plan
 from refmoe.errors import ArgumentError
 from refmoe.formats import MX_BLOCK
-
-QUANTIZATIONS = ("fused", "separate", "ready")
+from refmoe.reference.moe.paths import QUANTIZATIONS
 
 #: Intermediates of which launches read bytes that none wrote: a GEMM copies the scales of four rows of an atom at once,
 #: and what it gets of rows that no token has decides nothing.
-READ_WHOLE = ("expand_scales", "activation_scales")
+READ_WHOLE = frozenset({"expand_scales", "activation_scales"})
 
 _BF16_BYTES, _INT32_BYTES, _INT64_BYTES, _FP32_BYTES = 2, 4, 8, 4
 
@@ -126,7 +125,7 @@ class LayerBuffers:
 
     Attributes:
         x: [T, H] BF16 or FP16, or E4M3 codes; int8 codes of Q8_1 on a path by integer products.
-        input_sf: scales of ready tokens, or None.
+        input_sf: scales of ready tokens; None of others.
         topk_ids: int32 [T, k].
         topk_weights: float32 [T, k].
         gate_up, gate_up_scales: packed E2M1 [E, 2 I, H / 2] and its scales.
@@ -155,15 +154,6 @@ class LayerBuffers:
     swiglu_limit: Buffer | None
     out: Buffer
     workspace: Mapping[str, Buffer]
-
-    def named(self) -> Iterator[tuple[str, Buffer]]:
-        """(name, buffer) of all that are there."""
-        for name in (known.name for known in fields(self)):
-            value = getattr(self, name)
-            if name == "workspace":
-                yield from self.workspace.items()
-            elif value is not None:
-                yield name, value
 
 
 @dataclass(frozen=True)
@@ -200,7 +190,7 @@ class LaunchStep:
     plan: LaunchPlan
     conversions: tuple[str, ...]
     outputs: tuple[str, ...]
-    moves: Callable[[Load], Traffic] = field(repr=False)
+    moves: Callable[[Load], Traffic]
 
     def traffic(self, rows_per_expert: Sequence[int]) -> Traffic:
         """The bytes that it touches if this rank's experts have so many rows each.
@@ -345,7 +335,7 @@ class _Planner:
             kind = "mxfp8_linear"
             x, input_sf = space["quantize_codes"], space["quantize_scales"]
         else:
-            kind = f"mxfp8_{'none' if input_sf is None else options.input_sf_layout}"
+            kind = f"mxfp8_{options.input_sf_layout}"
         plan = expand_plan(
             expand_kernel(kind, SCALE_LAYOUT),
             x,
@@ -369,7 +359,7 @@ class _Planner:
         separate, ready = options.quantization == "separate", options.quantization == "ready"
         elements = shape.tokens * shape.hidden
         reads = {"quantize_codes" if separate else "x": elements * (1 if separate or ready else _BF16_BYTES)}
-        if separate or (ready and self.buffers.input_sf is not None):
+        if separate or ready:
             reads["quantize_scales" if separate else "input_sf"] = elements // MX_BLOCK
         reads["topk_ids"] = reads["unpermuted_to_permuted"] = shape.rows * _INT32_BYTES
         # The row of a token alone is its expert's first. A choice of another rank looks up the first expert.
