@@ -160,6 +160,11 @@ def permute_plan(
     return LaunchPlan(SORT_KERNEL, experts, min(_whole_warps(max(tokens, 1)), SORT_THREADS), arguments)
 
 
+def refused_word(device: Device) -> Buffer:
+    """The `refused` buffer of a launch that chooses experts: uint32 [1], which is 0 and which it reads."""
+    return device.output("refused", (4,), 0, initialised=True)
+
+
 def refused_token(word: int) -> int | None:
     """The first token without an answer that the `refused` word of `route_plans` tells of, or None."""
     return None if word == 0 else ~word & 0xFFFFFFFF
@@ -221,7 +226,7 @@ def try_route(
     _check_rows("logits", tokens * k, num_experts_local)
 
     topk_ids, topk_weights = (device.output(name, (tokens * k * 4,), fill) for name in ("topk_ids", "topk_weights"))
-    refused = device.output("refused", (4,), 0, initialised=True)
+    refused = refused_word(device)
     chosen = device.output("chosen", (chosen_bytes(tokens, k),), fill)
     maps = _map_buffers(device, tokens * k, num_experts_local, fill)
     plans = route_plans(

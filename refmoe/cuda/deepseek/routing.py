@@ -15,7 +15,7 @@ import numpy.typing as npt
 from refmoe.cuda.arguments import BF16, INT32_MAX, check_array, check_fill, check_int32
 from refmoe.cuda.device import Device
 from refmoe.cuda.launch import WARP_LANES, Buffer, Entry, LaunchPlan
-from refmoe.cuda.routing import SORT_THREADS, MapBuffers, Routed, permute_plan, refused_token
+from refmoe.cuda.routing import SORT_THREADS, MapBuffers, Routed, permute_plan, refused_token, refused_word
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.deepseek.routing import check_sizes
 
@@ -141,7 +141,7 @@ def try_route_grouped(
 
     rows = tokens * top_k
     topk_ids, topk_weights = (device.output(name, (rows * 4,), fill) for name in ("topk_ids", "topk_weights"))
-    refused = device.output("refused", (4,), 0, initialised=True)
+    refused = refused_word(device)
     maps = MapBuffers(
         device.output("offsets", ((num_experts_local + 1) * 8,), fill),
         device.output("permuted_to_unpermuted", (rows * 4,), fill),

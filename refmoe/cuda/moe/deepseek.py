@@ -37,7 +37,7 @@ from refmoe.cuda.deepseek_gemm import (
 from refmoe.cuda.device import Device
 from refmoe.cuda.launch import Buffer, LaunchPlan
 from refmoe.cuda.moe.launches import LaunchStep, Load, Traffic
-from refmoe.cuda.routing import MAX_TOP_K, MapBuffers, permute_plan, refused_token
+from refmoe.cuda.routing import MAX_TOP_K, MapBuffers, permute_plan, refused_token, refused_word
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.deepseek.layer import DeepSeekMoELayer, DeepSeekRules, as_rules
 from refmoe.reference.deepseek.routing import check_sizes
@@ -551,7 +551,7 @@ def deepseek_launches(
     if given.logits is not None:
         sizes = {"topk_ids": shape.rows * _INT32_BYTES, "topk_weights": shape.rows * _FP32_BYTES}
         routed = {name: device.output(name, (size,), fill) for name, size in sizes.items()}
-        routed["refused"] = device.output("refused", (4,), 0, initialised=True)
+        routed["refused"] = refused_word(device)
     names = ("shared_gate_up", "shared_gate_up_scales", "shared_down", "shared_down_scales")
     buffers = DeepSeekBuffers(
         x=device.upload("x", given.x.reshape(-1)),
