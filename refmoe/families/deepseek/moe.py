@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -351,7 +352,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     place = Kept(device)
 
     def layer(rules: Any, layout: str, model: str, fill: int, **arguments: Any) -> Any:
-        given = DeepSeekArguments(**arguments)
+        given = _of_layer(case, inputs) if case.entry == "layer" else DeepSeekArguments(**arguments)
         launch = deepseek_moe if case.entry == "function" else deepseek_launches
         return without_defaults(launch)(given, device=place, rules=rules, layout=layout, model=model, fill=fill)
 
@@ -383,6 +384,21 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
             before = [each.stage for each in steps[:done]]
             raise LaunchFailed(step.stage, _taken(case, device, written, before), error) from error
     return _taken(case, device, written, launches)
+
+
+def _of_layer(case: Case, inputs: Inputs) -> Any:
+    """The arrays of a call as they come of a layer, of which only those experts are looked up that tokens go to."""
+    from refmoe.cuda.moe.deepseek import layer_arguments
+
+    layer, logits = _layer(case, inputs), inputs["logits"]
+    ids, weights = _routed(case, inputs)
+    given: dict[str, Any] = {"topk_ids": padding_ids(case, ids), "topk_weights": weights}
+    if logits is not None:
+        router = np.zeros((logits.shape[1], case.shape.k), _BF16)  # its products are the logits, which are given
+        sizes = {"groups": case.groups, "top_groups": case.top_groups, "scale": _SCALES[case.router]}
+        layer = replace(layer, router_weight=router, correction_bias=inputs["bias"], **sizes)
+        given = {"logits": logits}
+    return without_defaults(layer_arguments)(layer, inputs["x"], ids, first_expert=case.first_expert, **given)
 
 
 def _taken(case: Case, device: Device, written: Mapping[str, Any], launches: Sequence[str]) -> Outputs:
@@ -448,8 +464,8 @@ _MODELS = tuple(ASSUMPTIONS)
 _SM100, _TRTLLM = "sm100", "trtllm"
 
 
-#: Whether launch by launch, or by the one function.
-_ENTRY = word("entry", "launches", "function", launch=True)
+#: Whether launch by launch, by the one function, or launch by launch with the arrays as they come of a layer.
+_ENTRY = word("entry", "launches", "function", "layer", launch=True)
 
 
 def _case(fill: str, m: int, k: int, n: int, e: int, t: int, seed: int = 7, **options: Any) -> Case:
@@ -472,6 +488,9 @@ def _default() -> Iterator[Case]:
     yield _case("specials", 7, 256, 128, 8, 2)
     yield _case("gaussian", 2, 128, 128, 4, 2, groups=2, top_groups=1, entry="function")
     yield _case("gaussian", 2, 128, 128, 4, 2, router="given", shared="none", entry="function", poison=0)
+    # Choices of all experts, of which the second rank has some; and of the first rank, all of whose experts have rows.
+    yield _case("gaussian", 6, 256, 128, 4, 3, first_expert=4, ranks=2, entry="layer")
+    yield _case("gaussian", 6, 128, 256, 3, 4, router="given", shared="none", ranks=2, entry="layer")
     # More blocks of K than stages, in either product; the true sizes are in `refmoe bench deepseek`, and in full.
     yield _case("gaussian", 1, 1408, 128, 4, 2, groups=2, top_groups=1)
     yield _case("gaussian", 2, 128, 768, 4, 2, router="given")
