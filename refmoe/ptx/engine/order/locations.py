@@ -21,15 +21,17 @@ class Releases:
 
     Attributes:
         grid: what those that reach the whole grid pass on together.
-        near: what each passes on.
+        wide: what each of these passes on, for who acquires in a narrower scope.
+        near: what each of the others passes on.
     """
 
     grid: Knowledge | None = None
+    wide: dict[Reach, Knowledge] = field(default_factory=dict)
     near: dict[Reach, Knowledge] = field(default_factory=dict)
 
     def copy(self) -> Releases:
         """The same, to be changed by itself."""
-        return Releases(self.grid, dict(self.near))
+        return Releases(self.grid, dict(self.wide), dict(self.near))
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -192,9 +193,10 @@ class Strong:
         """What a thread of a CTA acquires that has the other end of the pattern in that scope."""
         pool = self._order.pool
         found = releases.grid if strength == GRID else None
-        for (reach, origin), knowledge in releases.near.items():
-            counted = reach == GRID and strength == GRID
-            if not counted and self._needed(origin, cta) <= min(reach, strength):
+        # Every block may have one that reaches the grid: they are looked at only where their sum is no answer.
+        parts = [releases.near] if strength == GRID else [releases.near, releases.wide]
+        for (reach, origin), knowledge in chain.from_iterable(part.items() for part in parts):
+            if self._needed(origin, cta) <= min(reach, strength):
                 found = pool.join(found, knowledge)
         return found
 
@@ -259,15 +261,16 @@ class Strong:
             self._order.locations.pop(key, None)
 
     def _add(self, releases: Releases, reach: Reach, knowledge: Knowledge) -> None:
-        pool = self._order.pool
+        pool, part = self._order.pool, releases.near
         if reach[0] == GRID:
+            part = releases.wide
             releases.grid = pool.join(releases.grid, knowledge)
-            if len(releases.near) >= _APART and reach not in releases.near:
+            if len(part) >= _APART and reach not in part:
                 # Of so many only their sum is kept.
                 return
-        together = pool.join(releases.near.get(reach), knowledge)
+        together = pool.join(part.get(reach), knowledge)
         assert together is not None
-        releases.near[reach] = together
+        part[reach] = together
 
     # Weak outcomes, one access after another, of all elements of a vector together: `elements` are the records that
     # memory has of the last write of each
