@@ -252,10 +252,13 @@ def test_clocks_that_are_given_back_are_zeros() -> None:
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_clocks_of_lanes_are_not_given_back(restarts: int) -> None:
+@pytest.mark.parametrize("whom", [[7], range(32)], ids=["a lane", "a warp"])
+def test_clocks_of_lanes_are_not_given_back(whom: list[int], restarts: int) -> None:
     clocks = big_clocks()
-    clocks.own_row(7)
-    clocks.seen[clocks.own_row(7), clocks.lane] = 9
+    alive = np.ones(32 * clocks.all_warps, np.bool_)
+    known = np.full((1, clocks.columns), 9, np.int64)
+    clocks.learn_rows(np.array(whom), np.zeros(len(whom), np.int64), known, {}, alive)
+    assert clocks.seen.any()
     for _ in range(restarts):
         clocks.restart(0)
     held = clocks.seen

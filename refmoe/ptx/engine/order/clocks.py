@@ -277,6 +277,8 @@ class Clocks:
         """
         if not lanes.size:
             return
+        # Of copies and agents too.
+        self._wide = True
         warps = lanes >> 5
         parts = np.flatnonzero((warps[1:] != warps[:-1]) | (numbers[1:] != numbers[:-1])) + 1
         starts, ends = np.append(0, parts), np.append(parts, len(lanes))
