@@ -332,6 +332,9 @@ class Machine(Runner):
                 native.advance()
             policy = self.steps or turns
             if self._idle >= _IDLE and (policy is None or policy.open) and self._stuck():
+                # Those who wait may do so for a copy that was issued later: it lands when they look again.
+                if self._give_up():
+                    continue
                 self.meetings.refuse_divided()
                 return False
             picked = native.pick() if self.steps is None else self._single(self.steps)
