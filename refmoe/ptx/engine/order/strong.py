@@ -13,7 +13,6 @@ overwrote ("Causality", "Fence-SC"). Otherwise either order is legal, and nothin
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, Protocol
@@ -41,8 +40,6 @@ from refmoe.ptx.text.syntax import Instruction
 Array = Any
 # Releases of the grid that are kept apart by CTA, for those who acquire with a narrower scope.
 _APART = 1024
-# Fences of a thread that are remembered.
-_LAST_FENCES = 16
 # Accesses of one location by one lane that are remembered, of those that more fences came before than the last one.
 _LAST_REACHED = 4
 
@@ -440,8 +437,8 @@ class Strong:
             placed = {row: SequentialFence(each, strength, self._cta(one_of[row])) for row, each in made.items()}
             # Each thread has its own: the lanes of a warp may come to the fence one after another.
             for lane, row in zip(lanes.tolist(), rows.tolist(), strict=True):
-                last = self._order.fences.setdefault(clocks.first_warp * LANES + lane, deque(maxlen=_LAST_FENCES))
-                last.append(placed[row])
+                size = known[row].nbytes * len(known) // len(lanes)
+                self._order.remember(clocks.first_warp * LANES + lane, placed[row], size)
 
     def fence_inits(self, lanes: Array) -> None:
         """`fence.mbarrier_init`: it releases what the thread initialised to what it writes strongly after.
@@ -544,8 +541,8 @@ class Strong:
         steps[:] = part
         first = cluster * clocks.warps * LANES
         for thread in np.flatnonzero(steps > known).tolist():
-            earlier = [each.fence.step for each in fences.get(first + thread, ()) if each.fence.step <= known[thread]]
-            steps[thread] = max(earlier, default=0)
+            log = fences.get(first + thread)
+            steps[thread] = 0 if log is None else log.until(int(known[thread]))
         steps[lane % len(steps)] = own
         return self._order.pool.knowledge(cluster, made, beyond)
 
@@ -581,13 +578,14 @@ class Strong:
                     found += self._forced_elsewhere(row, cluster, reached)
             for other, thread, step in found:
                 number = other * clocks.warps * LANES + thread
-                for one in self._order.fences.get(number, ()):
-                    fits = min(strength, one.strength) >= self._needed(one.cta, self._cta(int(mine[0])))
-                    if one.fence.step == step and fits:
-                        held = one.fence
-                        known = held.row.copy()
-                        known[clocks.lane + thread] = step
-                        self._acquire(mine, self._order.pool.knowledge(other, known, held.beyond), alive)
+                log = self._order.fences.get(number)
+                one = None if log is None else log.at(step)
+                if one is None or min(strength, one.strength) < self._needed(one.cta, self._cta(int(mine[0]))):
+                    continue
+                held = one.fence
+                known = held.row.copy()
+                known[clocks.lane + thread] = step
+                self._acquire(mine, self._order.pool.knowledge(other, known, held.beyond), alive)
 
     def _reached_known(self, cluster: int, lane: int, oldest: dict[int, Array]) -> list[list[ReachedAccess]]:
         """Of what lanes of a cluster reached, that of which a lane knows at least the oldest access.
