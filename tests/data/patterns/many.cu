@@ -92,3 +92,15 @@ KER NAME(ARGS) { __shared__ __align__(16) u32 t[4][32]; for (int i = 0; i < 40; 
     "cp.async.bulk.wait_group.read %0;" :: "n"(⟨4¦3⟩) : "memory"); __syncwarp(); t[i & 3][TID] = i; fence_async();
     __syncwarp(); if (TID == 0) { bulk_store(out + 32 * i, t[i & 3], 128); bulk_commit(); } } if (TID == 0) bulk_wait();
     }
+
+//# ten_chunks_polled_ahead finds=RaceError:write-read g=2 b=64
+KER NAME(ARGS) { if (BID == 0) { for (int i = 0; i < 10; i++) { out[64 * i + TID] = i; __threadfence(); __syncthreads();
+    if (TID == 0) VOLATILE(cnt[0]) = i + 1; } } else if (TID < 32) { for (int i = 0; i < 10; i++) { if (TID == 0) while
+    (VOLATILE(cnt[0]) <= i) {} __syncwarp(); ARRIVE(1 + i, 64); } } else for (int i = 0; i < 10; i++) { BAR(1 + i, 64);
+    ⟨__threadfence_block();¦__threadfence();⟩ u32 v = out[64 * i + (TID ^ 33)]; if (v > 100) cnt[200] = v; } }
+
+//# a_thousand_releasing_blocks finds=RaceError:write-read g=1200 b=64
+KER NAME(ARGS) { __shared__ u32 n; if (TID == 0) { out[BID] = 1; ⟨¦__threadfence();⟩ asm volatile(
+    "red.relaxed.gpu.global.add.u32 [%0], 1;" :: "l"(cnt) : "memory"); } __syncthreads(); if (BID == 1199 && TID == 32)
+    { do n = ld_rlx(cnt); while (n < 1200); __threadfence(); u32 a = 0; for (int i = 0; i < 1200; i++) a += out[i];
+    out[2000] = a; } }

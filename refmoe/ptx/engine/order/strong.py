@@ -280,6 +280,7 @@ class Strong:
         # Bytes of a vector that several wrote have no record of one write, which would tell that another has come.
         if held is None or held.width != access.width or held.record != record or held.last.value != value:
             first = RecordedWrite(value, record, self._passed(access, region, index))
+            first.reached = self._reached_by_writes(access, region, index)
             held = histories[key] = History(access.width, first)
             held.record = record
         return held
@@ -290,6 +291,11 @@ class Strong:
         if access.unit == access.width:
             return (locations.get(self.key(region, index)),)
         return tuple(locations.get(self.key(region, at)) for at in range(index, index + access.width, access.unit))
+
+    def _reached_by_writes(self, access: StrongAccess, region: Region, index: int) -> tuple[Knowledge | None, ...]:
+        """The fences `.sc` that come before a write of each element of an access."""
+        held = (self._order.reached.get(self.key(region, at)) for at in range(index, index + access.width, access.unit))
+        return tuple(None if each is None else each.writes for each in held)
 
     def _knows(self, lane: int) -> Callable[[int], bool]:
         """Whether a write or a read comes before what a lane does now."""
@@ -345,6 +351,8 @@ class Strong:
         missed = [each.record for each in history.behind(chosen)]
         for number, location in enumerate(chosen.passed):
             key = self.key(region, index + number * access.unit)
+            if chosen.reached and chosen.reached[number] is not None:
+                self._come_behind(lane, key, chosen.reached[number])
             self._come_before(lane, key, missed)
             if location is not None and self._is_observed(access, location, self._cta(lane)):
                 self._learn(access, key, location.releases, [lane], alive)
@@ -371,8 +379,13 @@ class Strong:
         made = next(write for write in history.writes if write.record == own)
         made.passed = self._passed(access, region, index)
         history.record = _common(elements)
+        made.reached = self._reached_by_writes(access, region, index)
         if last:
             return
+        # Other writes come behind it, whatever fences are before those.
+        before, mine = history.in_front(made), self._fences_before(lane) if self._clocks.sequential else None
+        earlier = before.reached if before is not None and before.reached else (None,) * len(made.reached)
+        made.reached = tuple(self._order.pool.join(each, mine) for each in earlier)
         # The locations are still what their last writes made them.
         for at, location, found in zip(places.tolist(), held, elements, strict=True):
             if location is None:
@@ -393,7 +406,9 @@ class Strong:
                 continue
             value = region.data[at : at + access.width].tobytes()
             own = self._own(access, lane)
-            history.modify(RecordedWrite(value, own, self._passed(access, region, at)), own)
+            made = RecordedWrite(value, own, self._passed(access, region, at))
+            made.reached = self._reached_by_writes(access, region, at)
+            history.modify(made, own)
             history.record = record
 
     # Fences
