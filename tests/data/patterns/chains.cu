@@ -120,3 +120,12 @@ KER NAME(ARGS) { __shared__ TILE t[64]; t[TID] = TID; fence_async(); __syncthrea
 KER NAME(ARGS) { __shared__ TILE t[64]; t[TID] = TID; fence_async(); __syncthreads(); if (TID % 32 == 0) {
     bulk_store(out + TID, t + TID, 128); bulk_commit(); ⟨if (TID == 0)¦⟩ bulk_wait(); ⟨if (TID) bulk_wait_read();¦⟩ }
     __syncthreads(); out[64 + TID] = out[TID]; if (TID % 32 == 0) bulk_wait(); }
+
+//# asks_once finds=MemoryFault:uninitialised b=32
+KER NAME(ARGS) { __shared__ TILE t[64]; __shared__ u64 b; if (TID == 0) { mb_init(&b, 1); mb_expect(&b, 256);
+    bulk_load(t, in, 256, &b); } __syncwarp(); ⟨asm volatile("{ .reg .pred q; mbarrier.try_wait.parity.shared.b64 q, [%0], 0; }" :: "r"(sa(&b)) : "memory");¦⟩ ⟨¦mb_wait(&b, 0);⟩ out[TID] = t[TID]; mb_wait(&b, 0); }
+
+//# asks_once_and_goes_on finds=ScheduleError b=32
+KER NAME(ARGS) { __shared__ TILE t[64]; __shared__ u64 b; u32 done = 0; if (TID == 0) { mb_init(&b, 1); mb_expect(&b,
+    256); bulk_load(t, in, 256, &b); } __syncwarp(); ⟨¦while (!done)⟩ asm volatile("{ .reg .pred q; mbarrier.try_wait.parity.shared.b64 q, [%1], 0; selp.u32 %0, 1, 0, q; }" : "=r"(done) : "r"(sa(&b)) : "memory");
+    out[TID] = done ? t[TID] : 7; mb_wait(&b, 0); }
