@@ -63,11 +63,6 @@ KER NAME(ARGS) { __shared__ u32 s[32]; __shared__ u64 b; u32 r = BID & 1, a = 0;
     32); CSYNC(); ⟨arrive_peer(&b, r ^ 1); a = ld_peer(s + TID, r ^ 1);¦a = ld_peer(s + TID, r ^ 1); arrive_peer(&b, r ^
     1);⟩ wait_cluster(&b, 0); s[TID] = 9; out[32 * BID + TID] = a + s[TID]; CSYNC(); }
 
-//# a_hundred_reducing_blocks finds=RaceError:write-read b=32 g=100
-KER NAME(ARGS) { __shared__ TILE t[32]; t[TID] = TID; fence_async(); __syncwarp(); if (TID == 0) { bulk_add(out, t,
-    128); bulk_commit(); bulk_wait(); ⟨if (BID)¦⟩ { asm volatile("fence.proxy.async.global;" ::: "memory");
-    __threadfence(); if (atomicAdd(cnt, 1) == ⟨98¦99⟩) { __threadfence(); cnt[5] = out[3]; } } } }
-
 //# reduction_counted_before_it_is_written finds=RaceError:write-read b=32 g=4
 KER NAME(ARGS) { __shared__ TILE t[32]; t[TID] = TID; fence_async(); __syncwarp(); if (TID == 0) { bulk_add(out, t,
     128); bulk_commit(); ⟨bulk_wait_read();¦bulk_wait();⟩ __threadfence(); if (atomicAdd(cnt, 1) == 3) {

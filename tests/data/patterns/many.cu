@@ -1,6 +1,7 @@
 // So many barriers, fences, readers or atomics that whoever remembers only some of them gives another verdict.
 //
 // NAME of each kernel stands behind //#, with what its launch needs. ⟨racy¦mended⟩ is what tells its two forms apart.
+__device__ inline void bulk_add(void* d, const void* s, u32 n) { asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%0], [%1], %2;" :: "l"(d), "r"(sa(s)), "r"(n) : "memory"); }
 #define VOLATILE(x) (*(volatile u32*)&(x))
 
 //# forty_barriers finds=RaceError:write-read b=64
@@ -104,3 +105,8 @@ KER NAME(ARGS) { __shared__ u32 n; if (TID == 0) { out[BID] = 1; ⟨¦__threadfe
     "red.relaxed.gpu.global.add.u32 [%0], 1;" :: "l"(cnt) : "memory"); } __syncthreads(); if (BID == 1199 && TID == 32)
     { do n = ld_rlx(cnt); while (n < 1200); __threadfence(); u32 a = 0; for (int i = 0; i < 1200; i++) a += out[i];
     out[2000] = a; } }
+
+//# a_hundred_reducing_blocks finds=RaceError:write-read b=32 g=100
+KER NAME(ARGS) { __shared__ __align__(128) u32 t[32]; t[TID] = TID; fence_async(); __syncwarp(); if (TID == 0) { bulk_add(out, t,
+    128); bulk_commit(); bulk_wait(); ⟨if (BID)¦⟩ { asm volatile("fence.proxy.async.global;" ::: "memory");
+    __threadfence(); if (atomicAdd(cnt, 1) == ⟨98¦99⟩) { __threadfence(); cnt[5] = out[3]; } } } }
