@@ -571,6 +571,7 @@ def _default() -> Iterator[Case]:
     for m in (127, 128, 129):  # a tile of one expert's tokens, and a token less and more
         yield _case("gaussian", m, 32, 32, 2, 1, "fused", routing="same-experts")
     yield _case("gaussian", 0, 96, 64, 4, 2)
+    yield _case("gaussian", 3, 64, 32, 1, 1, "fused")  # an expert alone
     yield _case("gaussian", 3, 64, 32, 4, 2, "separate", poison=0)
     yield _case("gaussian", 3, 96, 64, 4, 2, "fused", entry="function", bias="none")  # all that may be left out is
     yield _case("gaussian", 4, 64, 32, 4, 2, "ready", entry="output", input_sf="128x4", params="distinct")
