@@ -5,8 +5,16 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from refmoe.chips import Chip, Cluster
-from refmoe.cuda.gemm.choice import DEFAULT_TILE, DYNAMIC_TILES, LOW_LATENCY_TILES, Choice, Rule, tiles_needed
+from refmoe.chips import DEFAULT_ARCH, Chip, Cluster, kernel_chip
+from refmoe.cuda.gemm.choice import (
+    DEFAULT_TILE,
+    DYNAMIC_TILES,
+    LOW_LATENCY_TILES,
+    Rule,
+    as_rule,
+    choose_tile,
+    tiles_needed,
+)
 from refmoe.cuda.gemm.tile import TILES, Tile, TileRefused, capacity_fault, check_tile
 from refmoe.reference.layout import checked_count
 
@@ -50,6 +58,45 @@ class Weighed:
     tile: Tile
     verdict: TileVerdict
     reason: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The tile to run and what it was chosen for.
+
+    Attributes:
+        tile: the tile.
+        stages: depth of its pipeline, the most that fit.
+        m: the most tokens of any expert.
+        chip: the target.
+        rule: which rule chose.
+        min_latency: whether latency was asked for.
+    """
+
+    tile: Tile
+    stages: int
+    m: int
+    chip: Chip
+    rule: Rule
+    min_latency: bool
+
+
+def explained(
+    m: int, *, arch: Chip | str = DEFAULT_ARCH, rule: Rule | str = Rule.DYNAMIC, min_latency: bool = False
+) -> Choice:
+    """`refmoe.cuda.gemm.choice.choose_tile`, with what it was asked.
+
+    Args:
+        m: the most tokens of any expert.
+        arch: the target.
+        rule: how a tile is chosen.
+        min_latency: whether latency is asked for.
+
+    Raises:
+        ArgumentError: as there.
+    """
+    tile, stages = choose_tile(m, arch=arch, rule=rule, min_latency=min_latency)
+    return Choice(tile, stages, m, kernel_chip(arch), as_rule(rule), min_latency)
 
 
 def weigh(choice: Choice) -> tuple[Weighed, ...]:

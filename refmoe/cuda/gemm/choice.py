@@ -7,7 +7,6 @@ number of tokens of the expert that has the most of them.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,31 +50,10 @@ class Rule(enum.Enum):
     """llama.cpp's: of the widths that fit, the one that needs the fewest tiles, and of those the narrowest."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The tile to run and what it was chosen for.
-
-    Attributes:
-        tile: the tile.
-        stages: depth of its pipeline, the most that fit.
-        m: the most tokens of any expert.
-        chip: the target.
-        rule: which rule chose.
-        min_latency: whether latency was asked for.
-    """
-
-    tile: Tile
-    stages: int
-    m: int
-    chip: Chip
-    rule: Rule
-    min_latency: bool
-
-
 def choose_tile(
     m: int, *, arch: Chip | str = DEFAULT_ARCH, rule: Rule | str = Rule.DYNAMIC, min_latency: bool = False
-) -> Choice:
-    """Choose a tile for experts with at most `m` tokens.
+) -> tuple[Tile, int]:
+    """The tile for experts with at most `m` tokens, and the most stages that it can have.
 
     The tile of least padding is not what to look for: at 128 tokens an 8-wide tile pads as little as a 128-wide one,
     nothing, but reads all weights sixteen times.
@@ -91,8 +69,7 @@ def choose_tile(
     """
     chip = kernel_chip(arch)
     checked_count("m", m, least=1)
-    chosen_rule = _as_rule(rule)
-    if chosen_rule is Rule.DYNAMIC:
+    if as_rule(rule) is Rule.DYNAMIC:
         if min_latency:
             found = "min_latency with the dynamic rule, which runs the narrowest tile that is enough anyway"
             raise ArgumentError("min_latency", found, "the rule static")
@@ -100,10 +77,15 @@ def choose_tile(
         tile = min(fitting, key=lambda each: (tiles_needed(each, m), each.n))
     else:
         tile = next((each for each, limit in LOW_LATENCY_TILES if min_latency and m <= limit), DEFAULT_TILE)
-    return Choice(tile, check_tile(tile, arch=chip), m, chip, chosen_rule, min_latency)
+    return tile, check_tile(tile, arch=chip)
 
 
-def _as_rule(rule: Rule | str) -> Rule:
+def as_rule(rule: Rule | str) -> Rule:
+    """The rule of that name.
+
+    Raises:
+        ArgumentError: there is none.
+    """
     for member in Rule:
         if rule in (member, member.value):
             return member

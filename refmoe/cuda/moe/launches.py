@@ -377,7 +377,7 @@ class _Planner:
         first = stage == "gemm1"
         rule = Rule.STATIC if self.options.min_latency else Rule.DYNAMIC
         # A token has an expert once at most, so no expert has more rows than there are tokens.
-        choice = choose_tile(shape.tokens, arch=self.arch, rule=rule, min_latency=self.options.min_latency)
+        tile, stages = choose_tile(shape.tokens, arch=self.arch, rule=rule, min_latency=self.options.min_latency)
         operands = (
             buffers.gate_up if first else buffers.down,
             buffers.gate_up_scales if first else buffers.down_scales,
@@ -388,9 +388,9 @@ class _Planner:
             buffers.gate_up_bias if first else None,
         )
         plan = GEMM.plan(
-            choice.tile,
+            tile,
             "bf16",
-            choice.stages,
+            stages,
             operands,
             space[f"{stage}_out"],
             GemmShape(shape.rows, shape.experts, n, k),
