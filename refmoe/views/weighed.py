@@ -10,12 +10,11 @@ from refmoe.cuda.gemm.choice import (
     DEFAULT_TILE,
     DYNAMIC_TILES,
     LOW_LATENCY_TILES,
-    Rule,
-    as_rule,
     choose_tile,
     tiles_needed,
 )
 from refmoe.cuda.gemm.tile import TILES, Tile, TileRefused, capacity_fault, check_tile
+from refmoe.errors import ArgumentError, describe
 from refmoe.reference.layout import checked_count
 
 #: What the static rule was designed to run above PREFILL_TOKENS tokens, after a rule for SM100.
@@ -39,6 +38,15 @@ def llama_cpp_warps(m: int) -> int:
     """
     checked_count("m", m, least=1)
     return 4 if m <= 4 else 2 if m <= 8 else 1
+
+
+class Rule(enum.Enum):
+    """How a tile is chosen."""
+
+    STATIC = "static"
+    """By thresholds on M, as designed: narrow tiles only if latency is asked for, one of three tiles."""
+    DYNAMIC = "dynamic"
+    """llama.cpp's: of the widths that fit, the one that needs the fewest tiles, and of those the narrowest."""
 
 
 class TileVerdict(enum.Enum):
@@ -84,19 +92,25 @@ class Choice:
 def explained(
     m: int, *, arch: Chip | str = DEFAULT_ARCH, rule: Rule | str = Rule.DYNAMIC, min_latency: bool = False
 ) -> Choice:
-    """`refmoe.cuda.gemm.choice.choose_tile`, with what it was asked.
+    """The tile for experts with at most `m` tokens, with what was asked.
 
     Args:
-        m: the most tokens of any expert.
+        m: the most tokens of any expert, at least 1.
         arch: the target.
-        rule: how a tile is chosen.
-        min_latency: whether latency is asked for.
+        rule: see `Rule`.
+        min_latency: narrow tiles for few tokens; an input of the static rule only.
 
     Raises:
-        ArgumentError: as there.
+        ArgumentError: no token, an unknown arch or rule, or min_latency with the dynamic rule.
     """
-    tile, stages = choose_tile(m, arch=arch, rule=rule, min_latency=min_latency)
-    return Choice(tile, stages, m, kernel_chip(arch), as_rule(rule), min_latency)
+    checked_count("m", m, least=1)
+    chip, chosen = kernel_chip(arch), _as_rule(rule)
+    if chosen is Rule.DYNAMIC and min_latency:
+        found = "min_latency with the dynamic rule, which runs the narrowest tile that is enough anyway"
+        raise ArgumentError("min_latency", found, "the rule static")
+    if chosen is Rule.STATIC and not min_latency:
+        return Choice(DEFAULT_TILE, check_tile(DEFAULT_TILE, arch=chip), m, chip, chosen, min_latency)
+    return Choice(*choose_tile(m, chip, min_latency=min_latency), m, chip, chosen, min_latency)
 
 
 def weigh(choice: Choice) -> tuple[Weighed, ...]:
@@ -165,3 +179,15 @@ def _prefill_refusal(m: int, chip: Chip) -> str:
         impossible = refusal.found
     passes = tiles_needed(PREFILL_TILE, m)
     return f"{impossible}; besides, tiles {PREFILL_TILE.n} wide would read the weights {passes} times for {m} tokens"
+
+
+def _as_rule(rule: Rule | str) -> Rule:
+    """The rule of that name.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    for member in Rule:
+        if rule in (member, member.value):
+            return member
+    raise ArgumentError("rule", describe(rule), f"one of {', '.join(member.value for member in Rule)}")

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from refmoe.chips import CHIPS, KERNEL_ARCHS
-from refmoe.cuda.gemm.choice import DYNAMIC_TILES, Rule, most_tokens, tiles_needed
+from refmoe.cuda.gemm.choice import DYNAMIC_TILES, most_tokens, tiles_needed
 from refmoe.cuda.gemm.tile import TILES, Tile, check_tile, max_stages, stage_bytes
 from refmoe.errors import ArgumentError
 from refmoe.views.weighed import (
     PREFILL_TILE,
     Choice,
+    Rule,
     TileVerdict,
     explained,
     llama_cpp_warps,
