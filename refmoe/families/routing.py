@@ -583,7 +583,11 @@ def _refuses() -> Iterator[Case]:
         logits=f"{ARRAY} flat no_columns many_tokens many_experts many_choices",
         bias=f"{ARRAY} short",
         k="zero text flag int32",
-        **{**ranks, "num_experts_local": f"{ranks['num_experts_local']} past_all"},
+        **{
+            **ranks,
+            "num_experts_local": f"{ranks['num_experts_local']} past_all",
+            "first_expert": f"{ranks['first_expert']} past",
+        },
     )
     yield from wrong_calls(
         _route("given", 3, 8, 2, dtype="ids"),

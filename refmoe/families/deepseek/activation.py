@@ -381,6 +381,7 @@ def _quick() -> Iterator[Case]:
 
 
 def _default() -> Iterator[Case]:
+    yield _case("fingerprint", 5, 128, 1, ranks=2, first_expert=1)  # a rank of one expert
     number = 0
     for fill in _FILLS:
         for policy, scales in _variants(fill):
