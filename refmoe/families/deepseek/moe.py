@@ -487,7 +487,10 @@ def _quick() -> Iterator[Case]:
 def _default() -> Iterator[Case]:
     yield _case("specials", 7, 256, 128, 8, 2)
     yield _case("gaussian", 2, 128, 128, 4, 2, groups=2, top_groups=1, entry="function")
-    yield _case("gaussian", 2, 128, 128, 4, 2, router="given", shared="none", entry="function", ranks=2, poison=0)
+    for ranks in (1, 2):
+        yield _case(
+            "gaussian", 2, 128, 128, 4, 2, router="given", shared="none", entry="function", ranks=ranks, poison=0
+        )
     # Choices of all experts, of which the second rank has some; and of the first rank, all of whose experts have rows.
     yield _case("gaussian", 6, 256, 128, 4, 3, first_expert=4, ranks=2, entry="layer")
     yield _case("gaussian", 6, 128, 256, 3, 4, router="given", shared="none", ranks=2, entry="layer")
