@@ -441,6 +441,8 @@ def _run_function(case: Case, inputs: Inputs, device: Device) -> Outputs:
         given["output"] = np.full((case.shape.m, case.shape.k), case.poison * 0x101, np.uint16).view(_BF16)
     place = Kept(device, case.poison)
     out = called(case, fused_moe)(**given, device=place, backend=None, **TURNED_OFF)
+    if ("quantize_codes" in place.outputs) != (case.path == "separate"):
+        raise RefmoeError(f"the function took another path than {case.path}, which shows in no bit of its result")
     if case.entry == "output" and out is not given["output"]:
         raise RefmoeError("the function returned another array than the output that it was given")
     taken = _taken(case, device, place.outputs, _LAUNCHES)
