@@ -519,6 +519,9 @@ def _default() -> Iterator[Case]:
     yield _route("equal", 9, 40, 4, bias="tiny")
     for m in (31, 32, 33, 1023, 1024, 1025):  # a warp's tokens, a CTA's threads, and one less and more
         yield _route("given", m, 9, 3, dtype="ids")
+    # One and two choices behind those that a loop takes at once, and three.
+    for m, experts, dtype in product((1, 3, 7), (100, 250, 1000), ("f32", "bf16")):
+        yield _route("gaussian", m, experts, 2 if m == 3 else 1, dtype=dtype)
     yield _route("given", 66_000, 3, 2, dtype="ids")  # more than 65,536 rows
     yield _route("given", 2100, 3, 1, dtype="ids", routing="same-experts")  # all at one expert
     yield _route("gaussian", 0, 128, 4)

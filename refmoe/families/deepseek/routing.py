@@ -492,6 +492,8 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 3, 40, 5, 4, 2, rule=rule, scale="minus")
         for experts in (256, 512):
             yield _case("gaussian", 3, experts, 6, 8, 4, rule=rule, scale="tiny")
+        for experts, dtype in product((256, 512), ("f32", "bf16")):  # as many choices as a warp has lanes
+            yield _case("gaussian", 2, experts, 32, 8, 4, rule=rule, dtype=dtype)
     yield _case("gaussian", 0, *_ROUTERS[0])
     # Each entry has machine code of its own: each meets every fill. More than 256 experts take the wider ones.
     for fill, dtype, rule in product(_PLAIN, ("f32", "bf16"), RULES):
