@@ -75,8 +75,8 @@ def _steps(device: CudaDevice, shape: LayerShape, seed: int) -> tuple[LaunchStep
     gate_up, gate_up_scales = codes(both, shape.hidden)
     down, down_scales = codes(shape.hidden, shape.intermediate)
     chosen = rng.permutation(shape.experts).reshape(shape.tokens, shape.top_k).astype(np.int32)
-    chosen = {"quantization": "separate", "output": "bf16"}
-    space = integer_workspace_bytes(shape, PATH, **chosen)
+    kinds = {"quantization": "separate", "output": "bf16"}
+    space = integer_workspace_bytes(shape, PATH, **kinds)
     buffers = LayerBuffers(
         x=bf16(shape.tokens, shape.hidden),
         input_sf=None,
@@ -93,7 +93,7 @@ def _steps(device: CudaDevice, shape: LayerShape, seed: int) -> tuple[LaunchStep
         swiglu_alpha=None,
         swiglu_beta=None,
         swiglu_limit=None,
-        out=device.output("out", (output_bytes(shape, chosen["output"]),), 0),
+        out=device.output("out", (output_bytes(shape, kinds["output"]),), 0),
         workspace={name: device.output(name, (size,), 0) for name, size in space.items()},
     )
-    return integer_steps(shape, PATH, buffers, **chosen, multiprocessors=device.multiprocessors)
+    return integer_steps(shape, PATH, buffers, **kinds, multiprocessors=device.multiprocessors)

@@ -201,13 +201,13 @@ def tiles(
         _sass(tile or "128x128x128", arch, stages, as_json)
     if tile is not None:
         _one_tile(tile, arch, stages, cluster, as_json)
-    from refmoe.cuda.gemm.choice import choose_tile
     from refmoe.views import tiles as tile_view
+    from refmoe.views.weighed import explained
 
     with usage_errors():
         if stages is not None or cluster != "1x1x1":
             raise ArgumentError("tile", "none with --stages or --cluster", "the --tile that they are of")
-        choice = choose_tile(m, arch=arch, rule=rule, min_latency=min_latency)
+        choice = explained(m, arch=arch, rule=rule, min_latency=min_latency)
 
     def show() -> None:
         console = make_console()

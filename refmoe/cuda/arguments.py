@@ -115,7 +115,7 @@ def check_permutation(
     if not isinstance(first_expert, (int, np.integer)) or not 0 <= first_expert <= INT32_MAX - experts:
         raise ArgumentError("first_expert", describe(first_expert), "the global id of this rank's first expert")
     check_offsets(offsets, tokens * top_k)
-    local = topk_ids.T.reshape(-1).astype(np.int64) - first_expert  # expert of each (token + rank*T)
+    local = topk_ids.T.ravel().astype(np.int64) - first_expert  # expert of each (token + rank*T)
     ours = (local >= 0) & (local < experts)
     widest = int(ours.reshape(top_k, tokens).sum(axis=0).max(initial=0))
     if widest > experts:

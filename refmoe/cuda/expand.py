@@ -157,7 +157,6 @@ def expand(
 
     rows = tokens * top_k
     scale_rows = expanded_scale_rows(rows, experts)
-    check_int32("x", rows, "rows after expansion")
     check_int32("offsets", scale_rows, "padded scale rows")
     codes = device.output("codes", (rows, k), fill)
     scales = device.output("scales", (scale_rows * k_groups(k) * GROUP_BLOCKS,), fill)
@@ -229,7 +228,6 @@ def expand_as(
     top_k, experts = check_permutation(topk_ids, unpermuted_to_permuted, offsets, tokens, first_expert)
     factor = checked_factor(output, encode_scale, experts)
     rows = tokens * top_k
-    check_int32("x", rows, "rows after expansion")
     scale_rows = expanded_scale_rows(rows, experts)
     check_int32("offsets", scale_rows, "padded scale rows")
     groups = nvfp4_groups(k) if output == "nvfp4" else 0

@@ -200,7 +200,7 @@ def _check_bias(
     if topk_ids is None:
         raise ArgumentError("topk_ids", "None with a bias", f"int32 [{tokens}, {top_k}]")
     check_array("topk_ids", topk_ids, np.dtype(np.int32), (tokens, top_k))
-    local = topk_ids.T.reshape(-1).astype(np.int64) - int(first_expert)
+    local = topk_ids.T.ravel().astype(np.int64) - int(first_expert)
     stray = np.flatnonzero((rows >= 0) & ((local < 0) | (local >= bias.shape[0])))
     if stray.size:
         rank, token = divmod(int(stray[0]), tokens)

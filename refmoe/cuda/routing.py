@@ -222,7 +222,7 @@ def try_route(
     check_fill(fill)
     tokens, all_experts = _check_logits(logits, bias)
     _check_count("k", k, most=min(all_experts, MAX_TOP_K), what=f"for {all_experts} experts")
-    _check_ranks(num_experts_local, first_expert, all_experts)
+    check_ranks(num_experts_local, first_expert, all_experts)
     _check_rows("logits", tokens * k, num_experts_local)
 
     topk_ids, topk_weights = (device.output(name, (tokens * k * 4,), fill) for name in ("topk_ids", "topk_weights"))
@@ -278,7 +278,7 @@ def permute(
     tokens, top_k = topk_ids.shape
     check_array("topk_ids", topk_ids, np.dtype(np.int32), (tokens, top_k))
     _check_count("topk_ids", top_k, most=MAX_TOP_K, what="ids a token")
-    _check_ranks(num_experts_local, first_expert, INT32_MAX)
+    check_ranks(num_experts_local, first_expert, INT32_MAX)
     _check_rows("topk_ids", tokens * top_k, num_experts_local)
     ordered = np.sort(topk_ids, axis=1)
     token, rank = np.nonzero(ordered[:, 1:] == ordered[:, :-1])
@@ -339,7 +339,12 @@ def _check_count(argument: str, count: object, *, most: int, what: str) -> None:
         raise ArgumentError(argument, f"{describe(count)} {what}", f"1 to {most}")
 
 
-def _check_ranks(experts: object, first_expert: object, all_experts: int) -> None:
+def check_ranks(experts: object, first_expert: object, all_experts: int) -> None:
+    """Refuse numbers of experts of a rank, and a first one, that do not lie within all experts.
+
+    Raises:
+        ArgumentError: `num_experts_local` or `first_expert`.
+    """
     _check_count("num_experts_local", experts, most=min(all_experts, INT32_MAX), what=f"of {all_experts} experts")
     last = all_experts - int(experts)  # type: ignore[call-overload]
     if not isinstance(first_expert, (int, np.integer)) or not 0 <= first_expert <= last:

@@ -483,6 +483,9 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", 300, 1312, block="128x128", multiprocessors=1)  # a CTA has several tiles
     for dtype in _DTYPES:  # and its second one is narrower, and not larger in its elements
         yield _case("gaussian", 1, 1056, block="128x128", dtype=dtype, multiprocessors=1)
+        for policy, scales in product(POLICIES, SCALES):  # each entry has machine code of its own
+            words: dict[str, Any] = {"dtype": dtype, "policy": policy, "scales": scales}
+            yield _case("fingerprint", 1, 1056, block="128x128", multiprocessors=1, **words)
     # Each entry has machine code of its own: each meets every fill, those of 1x128 in a case above.
     for dtype, fill in product(_DTYPES, _FILLS):
         for policy, scales in _variants(fill):

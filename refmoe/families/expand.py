@@ -431,6 +431,7 @@ def _default_as() -> Iterator[Case]:
 
 
 def _default() -> Iterator[Case]:
+    yield _case("fingerprint", 3, 96, 1, 1, ranks=2, first_expert=1)  # a rank of one expert
     for k, e, t in MODELS:
         for m in DECODE:
             yield _case("fingerprint", m, k, e, t)

@@ -352,6 +352,10 @@ def _quick() -> Iterator[Case]:
 
 
 def _default() -> Iterator[Case]:
+    yield _case("gaussian", 4, 96, 1, 1, bias="distinct", ranks=2, first_expert=1)  # a rank of one expert
+    for dtype, out in product(_DTYPES, _DTYPES):  # odd weights of choices that have no row here
+        yield _case("weights", 120, 96, 8, 8, dtype, out=out, bias="distinct", ranks=2)
+        yield _case("weights", 120, 96, 8, 8, dtype, out=out, ranks=2)
     for k, e, t in ((2880, 32, 4), (2880, 128, 4), (7168, 256, 8)):
         for m in (1, 2, 8):
             yield _case("gaussian", m, k, e, t, bias="distinct" if k == 2880 else "none")

@@ -202,15 +202,18 @@ def _quick() -> Iterator[Case]:
 
 
 def _default() -> Iterator[Case]:
+    yield _case("gaussian", 4, 96, 1, 1, bias="distinct", ranks=2, first_expert=1)  # a rank of one expert
+    for dtype, quantizer in product(("bf16", "f32"), QUANTIZERS):  # odd weights of choices that have no row here
+        yield _case("weights", 24, 96, 8, 4, dtype, quantizer=quantizer, bias="distinct", ranks=3)
     for k, e, t in ((2880, 32, 4), (7168, 256, 8)):
         for m in (1, 2, 8):
             yield _case("gaussian", m, k, e, t, dtype="f32", bias="distinct" if k == 2880 else "none")
             yield _case("cancelling", m, k, e // 4, t, dtype="f32", ranks=4)  # the first of four ranks
     for dtype, fill, quantizer in product(_DTYPES, _TELLING, QUANTIZERS):
         yield _case(fill, 17, 736, 16, 6, dtype=dtype, quantizer=quantizer, poison=0x7F)
-    for (number, fill), dtype in product(enumerate(_ODD), _DTYPES):
+    for fill, dtype, quantizer in product(_ODD, _DTYPES, QUANTIZERS):
         bias = "none" if fill == "weights" else "tiny"
-        yield _case(fill, 9, 160, 8, 3, dtype=dtype, bias=bias, quantizer=QUANTIZERS[number % 2])
+        yield _case(fill, 9, 160, 8, 3, dtype=dtype, bias=bias, quantizer=quantizer)
     yield _case("gaussian", 65_600, 32, 4, 1, dtype="f32", bias="distinct", routing="same-experts")
     yield _case("gaussian", _LOOPING_TOKENS, 32, 8, 2, dtype="f32", bias="distinct")
     yield _case("cancelling", 3, 96, 40, 32)  # as many choices as there may be

@@ -393,6 +393,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     call = replace(call, shape=shape, options=called(case, LayerOptions)(**_named(call.options)))
     buffers, steps = called(case, layer_launches)(call, device, fill=case.poison)
     mx_traffic(case, inputs).check(steps)
+    _check_tiles(case, steps)
     for place, step in enumerate(steps):
         try:
             device.launch(step.plan)
@@ -400,6 +401,22 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
             done = [before.stage for before in steps[:place]]
             raise LaunchFailed(step.stage, _taken(case, device, buffers, done), error) from error
     return _taken(case, device, buffers, _LAUNCHES)
+
+
+#: K of a tile by its width in tokens.
+_TILE_K = {8: 512, 16: 256, 32: 256, 64: 128, 128: 128}
+
+
+def _check_tiles(case: Case, steps: Sequence[Any]) -> None:
+    """Products run by the tile that is due: which one it is shows in no bit of a result."""
+    m = case.shape.m
+    width = min(_TILE_K, key=lambda n: (-(-m // n), n))
+    if case.min_latency == "yes":
+        width = 8 if m <= 8 else 32 if m <= 32 else 128
+    due = f"refmoe_sm12x_gemm_128x{width}x{_TILE_K[width]}_bf16"
+    for step in steps:
+        if step.stage.startswith("gemm") and step.plan.kernel.entry != due:
+            raise RefmoeError(f"{step.stage} of {m} tokens is planned for {step.plan.kernel.entry}; due is {due}")
 
 
 def _named(value: Any) -> dict[str, Any]:
@@ -424,6 +441,8 @@ def _run_function(case: Case, inputs: Inputs, device: Device) -> Outputs:
         given["output"] = np.full((case.shape.m, case.shape.k), case.poison * 0x101, np.uint16).view(_BF16)
     place = Kept(device, case.poison)
     out = called(case, fused_moe)(**given, device=place, backend=None, **TURNED_OFF)
+    if ("quantize_codes" in place.outputs) != (case.path == "separate"):
+        raise RefmoeError(f"the function took another path than {case.path}, which shows in no bit of its result")
     if case.entry == "output" and out is not given["output"]:
         raise RefmoeError("the function returned another array than the output that it was given")
     taken = _taken(case, device, place.outputs, _LAUNCHES)
@@ -570,7 +589,10 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 2, 64, 32, 256, 8, "fused", tp_rank=1)  # as many experts as DeepSeek-V3 has
     for m in (127, 128, 129):  # a tile of one expert's tokens, and a token less and more
         yield _case("gaussian", m, 32, 32, 2, 1, "fused", routing="same-experts")
+    for m in (8, 9, 32, 33):  # the most tokens of a narrow tile, and a token more
+        yield _case("gaussian", m, 32, 32, 2, 1, "fused", min_latency="yes")
     yield _case("gaussian", 0, 96, 64, 4, 2)
+    yield _case("gaussian", 3, 64, 32, 1, 1, "fused")  # an expert alone
     yield _case("gaussian", 3, 64, 32, 4, 2, "separate", poison=0)
     yield _case("gaussian", 3, 96, 64, 4, 2, "fused", entry="function", bias="none")  # all that may be left out is
     yield _case("gaussian", 4, 64, 32, 4, 2, "ready", entry="output", input_sf="128x4", params="distinct")

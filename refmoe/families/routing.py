@@ -519,6 +519,9 @@ def _default() -> Iterator[Case]:
     yield _route("equal", 9, 40, 4, bias="tiny")
     for m in (31, 32, 33, 1023, 1024, 1025):  # a warp's tokens, a CTA's threads, and one less and more
         yield _route("given", m, 9, 3, dtype="ids")
+    # One and two choices behind those that a loop takes at once, and three.
+    for m, experts, dtype in product((1, 3, 7), (100, 250, 1000), ("f32", "bf16")):
+        yield _route("gaussian", m, experts, 2 if m == 3 else 1, dtype=dtype)
     yield _route("given", 66_000, 3, 2, dtype="ids")  # more than 65,536 rows
     yield _route("given", 2100, 3, 1, dtype="ids", routing="same-experts")  # all at one expert
     yield _route("gaussian", 0, 128, 4)
@@ -583,7 +586,11 @@ def _refuses() -> Iterator[Case]:
         logits=f"{ARRAY} flat no_columns many_tokens many_experts many_choices",
         bias=f"{ARRAY} short",
         k="zero text flag int32",
-        **{**ranks, "num_experts_local": f"{ranks['num_experts_local']} past_all"},
+        **{
+            **ranks,
+            "num_experts_local": f"{ranks['num_experts_local']} past_all",
+            "first_expert": f"{ranks['first_expert']} past",
+        },
     )
     yield from wrong_calls(
         _route("given", 3, 8, 2, dtype="ids"),

@@ -126,6 +126,7 @@ def _quick() -> Iterator[Case]:
 
 
 def _default() -> Iterator[Case]:
+    yield _case("fingerprint", 5, 96, 1, ranks=2, first_expert=1)  # a rank of one expert
     for dtype in ("bf16", "f32"):
         for quantizer in QUANTIZERS:
             yield _case("gaussian", 32, 2880, 32, dtype=dtype, quantizer=quantizer)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.errors import ArgumentError
@@ -33,7 +35,8 @@ def all_sites(
     for floor in floors:
         if floor not in FLOORS:
             raise ArgumentError("floor", repr(floor), f"one of {', '.join(FLOORS)}")
-    found = list(_sites(reached, floors or FLOORS))
+    with _uncollected():
+        found = list(_sites(reached, floors or FLOORS))
     for name, wanted, has in (
         ("operator", operators, {site.operator for site in found}),
         ("kernel", kernels, {site.kernel for site in found}),
@@ -58,6 +61,18 @@ def _sites(reached: Iterable[Reach], floors: Collection[str]) -> Iterator[Site]:
     if "host" in floors:
         for file in host.files():
             yield from host.sites(file)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No search for garbage in the block, which makes a million objects and no circle of them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _chosen(launched: Iterable[frozenset[EntryKey]]) -> list[EntryKey]:

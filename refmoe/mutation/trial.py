@@ -54,6 +54,9 @@ FIRST_CASES = 6
 #: CPU seconds of this process that one case may take; the sound kernels' dearest takes a few.
 CASE_SECONDS = 30.0
 
+#: Operators on host code whose mutants meet calls that have to be refused before all others.
+_OF_CHECKS = frozenset(("dropped-check", "guard", "logic", "off-by-one", "relation"))
+
 #: Bytes of inputs and expectations that are kept for the next mutants.
 PROBLEM_BYTES = 2 << 30
 
@@ -213,9 +216,14 @@ class Catalogue:
         if host.is_global(site.file, site.line):
             files = {file for file, _ in self.lines}
             wanted = {site.file} & files
-            return [each for each in self.reached if any(file in wanted for file, _ in each.lines)]
-        lines = {(site.file, line) for line in host.statement_lines(site.file, site.line)}
-        return [each for each in self.reached if lines & each.lines]
+            found = [each for each in self.reached if any(file in wanted for file, _ in each.lines)]
+        else:
+            lines = {(site.file, line) for line in host.statement_lines(site.file, site.line)}
+            found = [each for each in self.reached if lines & each.lines]
+        if site.operator in _OF_CHECKS:
+            # Calls that have to be refused launch nothing, and what refuses them is what such operators change most.
+            found.sort(key=lambda each: not is_wrong(default_cases()[each.case]))
+        return found
 
 
 @functools.cache

@@ -326,7 +326,7 @@ def _deepseek_plan(model: FlowModel, m: int, chip: Chip) -> Sequence[LaunchStep]
     """Likewise of a DeepSeek-V3 layer in block FP8, from the router's logits on."""
     shape = DeepSeekShape(
         *(m, model.top_k, model.experts, model.hidden, model.intermediate, model.shared),
-        **{"all_experts": model.experts, "groups": model.groups, "top_groups": model.top_groups},
+        **{"first_expert": 0, "all_experts": model.experts, "groups": model.groups, "top_groups": model.top_groups},
     )
     given = ("x", "logits", "correction_bias", "topk_ids", "topk_weights", "refused", *_WEIGHTS, "out")
     shared = (*_SHARED_WEIGHTS, "token_rows")

@@ -6,12 +6,12 @@ from typing import Any
 
 from rich.table import Table
 
-from refmoe.cuda.gemm.choice import Choice, tiles_needed
+from refmoe.cuda.gemm.choice import tiles_needed
 from refmoe.cuda.gemm.tile import Tile, max_stages, stage_bytes, stage_capacity
 from refmoe.museum.cutlass.tiles import CUTLASS_RELEASES, CUTLASS_TILES, CutlassTile
 from refmoe.tables import plain_table
 from refmoe.views.layout import counted
-from refmoe.views.weighed import TileVerdict, llama_cpp_warps, reason, use_percent, weigh
+from refmoe.views.weighed import Choice, TileVerdict, llama_cpp_warps, reason, use_percent, weigh
 
 _STYLE = {TileVerdict.CHOSEN: "bold green", TileVerdict.SKIPPED: "", TileVerdict.REFUSED: "red"}
 

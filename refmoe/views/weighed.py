@@ -5,9 +5,16 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from refmoe.chips import Chip, Cluster
-from refmoe.cuda.gemm.choice import DEFAULT_TILE, DYNAMIC_TILES, LOW_LATENCY_TILES, Choice, Rule, tiles_needed
+from refmoe.chips import DEFAULT_ARCH, Chip, Cluster, kernel_chip
+from refmoe.cuda.gemm.choice import (
+    DEFAULT_TILE,
+    DYNAMIC_TILES,
+    LOW_LATENCY_TILES,
+    choose_tile,
+    tiles_needed,
+)
 from refmoe.cuda.gemm.tile import TILES, Tile, TileRefused, capacity_fault, check_tile
+from refmoe.errors import ArgumentError, describe
 from refmoe.reference.layout import checked_count
 
 #: What the static rule was designed to run above PREFILL_TOKENS tokens, after a rule for SM100.
@@ -33,6 +40,15 @@ def llama_cpp_warps(m: int) -> int:
     return 4 if m <= 4 else 2 if m <= 8 else 1
 
 
+class Rule(enum.Enum):
+    """How a tile is chosen."""
+
+    STATIC = "static"
+    """By thresholds on M, as designed: narrow tiles only if latency is asked for, one of three tiles."""
+    DYNAMIC = "dynamic"
+    """llama.cpp's: of the widths that fit, the one that needs the fewest tiles, and of those the narrowest."""
+
+
 class TileVerdict(enum.Enum):
     """What became of a tile when one was chosen."""
 
@@ -50,6 +66,51 @@ class Weighed:
     tile: Tile
     verdict: TileVerdict
     reason: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The tile to run and what it was chosen for.
+
+    Attributes:
+        tile: the tile.
+        stages: depth of its pipeline, the most that fit.
+        m: the most tokens of any expert.
+        chip: the target.
+        rule: which rule chose.
+        min_latency: whether latency was asked for.
+    """
+
+    tile: Tile
+    stages: int
+    m: int
+    chip: Chip
+    rule: Rule
+    min_latency: bool
+
+
+def explained(
+    m: int, *, arch: Chip | str = DEFAULT_ARCH, rule: Rule | str = Rule.DYNAMIC, min_latency: bool = False
+) -> Choice:
+    """The tile for experts with at most `m` tokens, with what was asked.
+
+    Args:
+        m: the most tokens of any expert, at least 1.
+        arch: the target.
+        rule: see `Rule`.
+        min_latency: narrow tiles for few tokens; an input of the static rule only.
+
+    Raises:
+        ArgumentError: no token, an unknown arch or rule, or min_latency with the dynamic rule.
+    """
+    checked_count("m", m, least=1)
+    chip, chosen = kernel_chip(arch), _as_rule(rule)
+    if chosen is Rule.DYNAMIC and min_latency:
+        found = "min_latency with the dynamic rule, which runs the narrowest tile that is enough anyway"
+        raise ArgumentError("min_latency", found, "the rule static")
+    if chosen is Rule.STATIC and not min_latency:
+        return Choice(DEFAULT_TILE, check_tile(DEFAULT_TILE, arch=chip), m, chip, chosen, min_latency)
+    return Choice(*choose_tile(m, chip, min_latency=min_latency), m, chip, chosen, min_latency)
 
 
 def weigh(choice: Choice) -> tuple[Weighed, ...]:
@@ -118,3 +179,15 @@ def _prefill_refusal(m: int, chip: Chip) -> str:
         impossible = refusal.found
     passes = tiles_needed(PREFILL_TILE, m)
     return f"{impossible}; besides, tiles {PREFILL_TILE.n} wide would read the weights {passes} times for {m} tokens"
+
+
+def _as_rule(rule: Rule | str) -> Rule:
+    """The rule of that name.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    for member in Rule:
+        if rule in (member, member.value):
+            return member
+    raise ArgumentError("rule", describe(rule), f"one of {', '.join(member.value for member in Rule)}")

@@ -6,10 +6,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from refmoe.cli import app
-from refmoe.cuda.gemm.choice import choose_tile
 from refmoe.cuda.gemm.tile import TILES
 from refmoe.museum.cutlass.tiles import CUTLASS_RELEASES
-from refmoe.views.weighed import reason
+from refmoe.views.weighed import explained, reason
 
 
 def tiles(*arguments: str) -> Result:
@@ -39,7 +38,7 @@ def test_the_document_has_everything_of_the_table() -> None:
     found = tiles("--m", "300", "--rule", "static", "--json")
     assert found.exit_code == 0
     document = json.loads(found.output)
-    choice = choose_tile(300, rule="static")
+    choice = explained(300, rule="static")
     assert (document["tile"], document["stages"], document["reason"]) == ("128x128x128", 3, reason(choice))
     assert (document["shared_bytes"], document["stage_capacity"]) == (101_376, 100_352)
     rows = {row["tile"]: row for row in document["tiles"]}

@@ -31,6 +31,6 @@ def test_a_wrong_default_is_left_to_the_function() -> None:
     def wrong(*, fill: int = 1) -> int:
         return fill
 
-    wrong.__module__, wrong.__qualname__ = "refmoe.cuda.routing", "permute"
+    wrong.__module__, wrong.__qualname__ = "refmoe.cuda.moe.arrays", "layer_launches"
     assert without_defaults(wrong)(fill=0) == 1
     assert without_defaults(wrong)(fill=2) == 2

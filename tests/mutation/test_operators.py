@@ -53,6 +53,7 @@ $L__BB_1:
 HOST_CODE = '''\
 """A docstring with 7."""
 LIMIT = 8
+Bytes = npt.NDArray[np.uint8]
 
 
 def plan(kernel, rows, width):
@@ -135,9 +136,14 @@ def test_host_operators_change_what_they_say() -> None:
     assert found["arithmetic"] == {("//", "*"), ("+", "-")}
 
 
-def test_messages_and_docstrings_stay() -> None:
+def test_messages_docstrings_and_names_of_types_stay() -> None:
     edits = list(host.edits(HOST_CODE))
-    for words in ("A docstring with 7", "Plans 9", 'ArgumentError("rows", str(rows), "at most 8")'):
+    for words in (
+        "A docstring with 7",
+        "Plans 9",
+        'ArgumentError("rows", str(rows), "at most 8")',
+        "npt.NDArray[np.uint8]",
+    ):
         start = HOST_CODE.index(words)
         assert not [edit for edit in edits if start <= edit.start < start + len(words)]
 

@@ -8,11 +8,13 @@ from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from refmoe import catalog as present
+from refmoe import ptx as executor
 from refmoe.catalog import list_cases, parse_case
 from refmoe.cli import app
 from refmoe.cuda.moe.launches import LayerOptions
@@ -163,6 +165,38 @@ def test_a_mutant_of_a_default_of_a_class_takes_its_place() -> None:
 
     assert forked(made, 60) == "fp16"
     assert LayerOptions().dtype == "bf16"
+
+
+def test_calls_to_be_refused_come_first_where_a_check_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = "block_fp8_quantize:bf16:m2k64:gaussian:seed7@ptx"
+    refused = "block_fp8_quantize:bf16:m2k64:gaussian:wrong=scales-word:seed7@ptx"
+    monkeypatch.setattr(trial, "default_cases", lambda: {text: parse_case(text) for text in (sound, refused)})
+    every = frozenset(("block_fp8.py", line) for line in range(1000))
+    known = Catalogue([Reach(sound, frozenset(), every, 20_000), Reach(refused, frozenset(), every, 0)])
+    sites = list(host.sites("block_fp8.py"))
+    check = next(site for site in sites if site.operator == "dropped-check")
+    swap = next(site for site in sites if site.operator == "swapped-arguments")
+    assert [each.case for each in known.of_site(check)] == [refused, sound]
+    assert [each.case for each in known.of_site(swap)] == [sound, refused]
+
+
+def test_what_a_case_reaches_is_measured_without_a_tracer_in_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    execute = executor.launch
+
+    def launch(*given: Any, **named: Any) -> Any:
+        seen.append(sys.gettrace())
+        return execute(*given, **named)
+
+    monkeypatch.setattr(executor, "launch", launch)
+    before = sys.gettrace()
+    found = reach._measured(parse_case(CASES[0]), Devices())
+    assert seen == [None]
+    assert sys.gettrace() is before
+    assert executor.launch is launch
+    text = (reach.HOST / "quantize.py").read_text(encoding="utf-8").splitlines()
+    behind = next(number for number, line in enumerate(text, 1) if "return Quantized(" in line)
+    assert ("quantize.py", behind) in found.lines
 
 
 def test_what_the_executor_warns_of_catches_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:

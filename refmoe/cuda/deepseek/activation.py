@@ -167,7 +167,7 @@ def _launched(
             multiprocessors=device.multiprocessors,
         )
         device.launch(plan)
-    found = device.download(factors).reshape(-1).view(np.float32).reshape(shape)
+    found = device.download(factors).ravel().view(np.float32).reshape(shape)
     return BlockFP8Rows(device.download(codes).reshape(*gate_up.shape[:-1], width), found)
 
 

@@ -131,6 +131,6 @@ def expand_block_fp8(
     found = []
     for count, code, factor in zip((rows, tokens), codes, factors, strict=True):
         shape = (count, tiles) if layout == "k_major" else (tiles, count)
-        flat = np.ascontiguousarray(device.download(factor)).reshape(-1).view(np.float32)
+        flat = np.ascontiguousarray(device.download(factor)).ravel().view(np.float32)
         found += [device.download(code), flat.reshape(shape)]
     return ExpandedBlockFP8(*found)

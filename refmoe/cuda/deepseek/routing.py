@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from refmoe.cuda.arguments import BF16, INT32_MAX, check_array, check_fill, check_int32
+from refmoe.cuda.arguments import BF16, check_array, check_fill, check_int32
 from refmoe.cuda.device import Device
 from refmoe.cuda.launch import WARP_LANES, Buffer, Entry, LaunchPlan
-from refmoe.cuda.routing import SORT_THREADS, MapBuffers, Routed, permute_plan, refused_token, refused_word
-from refmoe.errors import ArgumentError, describe
+from refmoe.cuda.routing import SORT_THREADS, MapBuffers, Routed, check_ranks, permute_plan, refused_token, refused_word
+from refmoe.errors import ArgumentError
 from refmoe.reference.deepseek.routing import check_sizes
 
 SLOTS = (8, 16)  # experts of a lane that kernels are built for
@@ -135,7 +135,7 @@ def try_route_grouped(
     check_array("logits", logits, logits.dtype, (tokens, experts))
     if bias is not None:
         check_array("bias", bias, np.dtype(np.float32), (experts,))
-    _check_ranks(num_experts_local, first_expert, experts)
+    check_ranks(num_experts_local, first_expert, experts)
     check_int32("logits", tokens * WARP_LANES, "threads")
     check_int32("logits", tokens * top_k + num_experts_local * SORT_THREADS, "rows after expansion and threads")
 
@@ -170,11 +170,3 @@ def try_route_grouped(
         device.download(topk_weights).view(np.float32).reshape(tokens, top_k),
     )
     return routed, refused_token(int(device.download(refused).view(np.uint32)[0]))
-
-
-def _check_ranks(experts: object, first_expert: object, all_experts: int) -> None:
-    if not isinstance(experts, (int, np.integer)) or isinstance(experts, bool) or not 1 <= experts <= all_experts:
-        raise ArgumentError("num_experts_local", describe(experts), f"1 to {min(all_experts, INT32_MAX)}")
-    last = all_experts - int(experts)
-    if not isinstance(first_expert, (int, np.integer)) or not 0 <= first_expert <= last:
-        raise ArgumentError("first_expert", describe(first_expert), f"0 to {last}: the id of this rank's first expert")

@@ -6,16 +6,12 @@ number of tokens of the expert that has the most of them.
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.chips import DEFAULT_ARCH, Chip, kernel_chip
 from refmoe.cuda.gemm.tile import TILES, Tile, capacity_fault, check_tile
-from refmoe.errors import ArgumentError, describe
-from refmoe.reference.layout import checked_count, checked_offsets
+from refmoe.reference.layout import checked_offsets
 
 #: One tile a width, narrowest first: what the dynamic rule chooses among. A narrow tile is deep, to fill its stages.
 DYNAMIC_TILES = TILES[:5]
@@ -42,69 +38,25 @@ def most_tokens(offsets: NDArray[np.int64]) -> int:
     return int(np.diff(checked_offsets(offsets)).max())
 
 
-class Rule(enum.Enum):
-    """How a tile is chosen."""
+def choose_tile(m: int, arch: Chip | str = DEFAULT_ARCH, *, min_latency: bool = False) -> tuple[Tile, int]:
+    """The tile for experts with at most `m` tokens, and the most stages that it can have.
 
-    STATIC = "static"
-    """By thresholds on M, as designed: narrow tiles only if latency is asked for, one of three tiles."""
-    DYNAMIC = "dynamic"
-    """llama.cpp's: of the widths that fit, the one that needs the fewest tiles, and of those the narrowest."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The tile to run and what it was chosen for.
-
-    Attributes:
-        tile: the tile.
-        stages: depth of its pipeline, the most that fit.
-        m: the most tokens of any expert.
-        chip: the target.
-        rule: which rule chose.
-        min_latency: whether latency was asked for.
-    """
-
-    tile: Tile
-    stages: int
-    m: int
-    chip: Chip
-    rule: Rule
-    min_latency: bool
-
-
-def choose_tile(
-    m: int, *, arch: Chip | str = DEFAULT_ARCH, rule: Rule | str = Rule.DYNAMIC, min_latency: bool = False
-) -> Choice:
-    """Choose a tile for experts with at most `m` tokens.
-
-    The tile of least padding is not what to look for: at 128 tokens an 8-wide tile pads as little as a 128-wide one,
-    nothing, but reads all weights sixteen times.
+    llama.cpp's rule: of the widths that fit, the one that needs the fewest tiles, and of those the narrowest. The tile
+    of least padding is not what to look for: at 128 tokens an 8-wide tile pads as little as a 128-wide one, nothing,
+    but reads all weights sixteen times.
 
     Args:
         m: the most tokens of any expert, at least 1; see `most_tokens`.
         arch: the target.
-        rule: see `Rule`.
-        min_latency: narrow tiles for few tokens; an input of the static rule only.
+        min_latency: one of `LOW_LATENCY_TILES` for few tokens, else `DEFAULT_TILE`.
 
     Raises:
-        ArgumentError: no token, an unknown arch or rule, or min_latency with the dynamic rule.
+        ArgumentError: an unknown arch.
     """
     chip = kernel_chip(arch)
-    checked_count("m", m, least=1)
-    chosen_rule = _as_rule(rule)
-    if chosen_rule is Rule.DYNAMIC:
-        if min_latency:
-            found = "min_latency with the dynamic rule, which runs the narrowest tile that is enough anyway"
-            raise ArgumentError("min_latency", found, "the rule static")
+    if min_latency:
+        tile = next((each for each, limit in LOW_LATENCY_TILES if m <= limit), DEFAULT_TILE)
+    else:
         fitting = [each for each in DYNAMIC_TILES if capacity_fault(each, chip) is None]
         tile = min(fitting, key=lambda each: (tiles_needed(each, m), each.n))
-    else:
-        tile = next((each for each, limit in LOW_LATENCY_TILES if min_latency and m <= limit), DEFAULT_TILE)
-    return Choice(tile, check_tile(tile, arch=chip), m, chip, chosen_rule, min_latency)
-
-
-def _as_rule(rule: Rule | str) -> Rule:
-    for member in Rule:
-        if rule in (member, member.value):
-            return member
-    raise ArgumentError("rule", describe(rule), f"one of {', '.join(member.value for member in Rule)}")
+    return tile, check_tile(tile, arch=chip)

@@ -25,7 +25,7 @@ GEMM = GroupedGemm(
     k_words=f"uint8 [T, K], K a positive multiple of {MX_BLOCK}",
     stage_bytes=stage_bytes,
     check_tile=check_tile,
-    choose_tile=lambda m, arch: choose_tile(m, arch=arch).tile,
+    choose_tile=lambda m, arch: choose_tile(m, arch)[0],
 )
 
 

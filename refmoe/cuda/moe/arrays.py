@@ -36,7 +36,7 @@ def layer_launches(call: MoECall, device: Device, fill: int = 0) -> tuple[dict[s
     }
     out = device.output("out", (shape.tokens, shape.hidden * BF16.itemsize), fill)
     given = {
-        name: None if array is None else device.upload(name, array.reshape(-1)) for name, array in call.tensors.items()
+        name: None if array is None else device.upload(name, array.ravel()) for name, array in call.tensors.items()
     }
     buffers = LayerBuffers(**given, out=out, workspace=written)
     steps = layer_steps(shape, call.options, buffers, multiprocessors=device.multiprocessors, arch=device.arch)

@@ -78,11 +78,11 @@ class DeepSeekShape:
     experts: int
     hidden: int
     intermediate: int
-    shared_intermediate: int = 0
-    first_expert: int = 0
-    all_experts: int = 0
-    groups: int = 1
-    top_groups: int = 1
+    shared_intermediate: int
+    first_expert: int
+    all_experts: int
+    groups: int
+    top_groups: int
 
     def __post_init__(self) -> None:
         for name, least in (("tokens", 0), ("top_k", 1), ("experts", 1), ("first_expert", 0)):
@@ -94,7 +94,7 @@ class DeepSeekShape:
             size = getattr(self, name)
             if size % BLOCK or size < (0 if name == "shared_intermediate" else 1):
                 raise ArgumentError(name, str(size), f"a positive multiple of {BLOCK}, which share a scale")
-        check_int32("tokens", self.rows * max(self.hidden // BLOCK, 1), "scales of all rows")
+        check_int32("tokens", self.rows * (self.hidden // BLOCK), "scales of all rows")
 
     @property
     def rows(self) -> int:
@@ -174,23 +174,23 @@ def deepseek_workspace_bytes(shape: DeepSeekShape) -> Mapping[str, int]:
         "offsets": (shape.experts + 1) * _INT64_BYTES,
         "permuted_to_unpermuted": rows * _INT32_BYTES,
         "unpermuted_to_permuted": rows * _INT32_BYTES,
-        **_quantized("expand", rows, hidden),
+        **_quantized("expand", rows * hidden),
         "gemm1_out": rows * 2 * inner * _BF16_BYTES,
-        **_quantized("activation", rows, inner),
+        **_quantized("activation", rows * inner),
         "gemm2_out": rows * hidden * _BF16_BYTES,
     }
     if always := shape.shared_intermediate:
         sizes |= {
-            **_quantized("expand_token", shape.tokens, hidden),
+            **_quantized("expand_token", shape.tokens * hidden),
             "shared_gemm1_out": shape.tokens * 2 * always * _BF16_BYTES,
-            **_quantized("shared_activation", shape.tokens, always),
+            **_quantized("shared_activation", shape.tokens * always),
             "shared_gemm2_out": shape.tokens * hidden * _BF16_BYTES,
         }
     return sizes
 
 
-def _quantized(name: str, rows: int, width: int) -> dict[str, int]:
-    return {f"{name}_codes": rows * width, f"{name}_scales": rows * width // BLOCK * _FP32_BYTES}
+def _quantized(name: str, elements: int) -> dict[str, int]:
+    return {f"{name}_codes": elements, f"{name}_scales": elements // BLOCK * _FP32_BYTES}
 
 
 def deepseek_steps(
@@ -254,9 +254,8 @@ class _Planner:
     ) -> LaunchStep:
         known = {step.stage: step.conversions for step in path_steps(PATH)}
         conversions = known.get(stage.removeprefix("shared_"), ())
-        nothing = Load((0,) * self.shape.experts)
         return LaunchStep(
-            stage, plan, conversions, tuple(writes(nothing)), lambda load: Traffic(reads(load), writes(load))
+            stage, plan, conversions, tuple(writes(Load(()))), lambda load: Traffic(reads(load), writes(load))
         )
 
     def _route(self) -> LaunchStep:
@@ -308,9 +307,12 @@ class _Planner:
             "x": shape.tokens * shape.hidden * _BF16_BYTES,
             "unpermuted_to_permuted": shape.rows * _INT32_BYTES,
         }
-        tokens = _quantized("expand_token", shape.tokens, shape.hidden) if shared else {}
+        tokens = _quantized("expand_token", shape.tokens * shape.hidden) if shared else {}
         return self._step(
-            "expand", plan, lambda load: reads, lambda load: {**_quantized("expand", load.used, shape.hidden), **tokens}
+            "expand",
+            plan,
+            lambda load: reads,
+            lambda load: {**_quantized("expand", load.used * shape.hidden), **tokens},
         )
 
     def _product(self, stage: str, source: str, weights: str, n: int, k: int) -> LaunchStep:
@@ -344,7 +346,7 @@ class _Planner:
             return {
                 weights: active * n * k,
                 f"{weights}_scales": active * (n // BLOCK) * (k // BLOCK) * _FP32_BYTES,
-                **_quantized(source, used, k),
+                **_quantized(source, used * k),
                 "token_rows" if shared else "offsets": (experts + 1) * _INT64_BYTES,
             }
 
@@ -378,7 +380,7 @@ class _Planner:
                 "token_rows" if shared else "offsets": _INT64_BYTES,  # the rows in use
             }
 
-        return self._step(stage, plan, reads, lambda load: _quantized(stage, used(load), width))
+        return self._step(stage, plan, reads, lambda load: _quantized(stage, used(load) * width))
 
     def _finalize(self) -> LaunchStep:
         shape, space, buffers = self.shape, self.buffers.workspace, self.buffers
@@ -545,7 +547,7 @@ def deepseek_launches(
     out = device.output("out", (shape.tokens, shape.hidden * BF16.itemsize), fill)
 
     def uploaded(name: str, array: npt.NDArray[Any] | None) -> Buffer | None:
-        return None if array is None else device.upload(name, array.reshape(-1))
+        return None if array is None else device.upload(name, array.ravel())
 
     routed: dict[str, Buffer] = {}
     if given.logits is not None:
@@ -554,7 +556,7 @@ def deepseek_launches(
         routed["refused"] = refused_word(device)
     names = ("shared_gate_up", "shared_gate_up_scales", "shared_down", "shared_down_scales")
     buffers = DeepSeekBuffers(
-        x=device.upload("x", given.x.reshape(-1)),
+        x=device.upload("x", given.x.ravel()),
         logits=uploaded("logits", given.logits),
         correction_bias=uploaded("correction_bias", given.correction_bias),
         topk_ids=routed.get("topk_ids", uploaded("topk_ids", given.topk_ids)),

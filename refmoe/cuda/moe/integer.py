@@ -59,15 +59,15 @@ def integer_workspace_bytes(shape: LayerShape, path: str, *, quantization: str, 
     """
     _check_path(path, quantization, output)
     out, rows = _BYTES[OUTPUTS[path]], shape.rows
-    tokens = {} if quantization == "ready" else _q8_1_bytes("quantize", shape.tokens, shape.hidden)
-    sums = _q8_1_bytes("out", shape.tokens, shape.hidden) if output == "q8_1" else {}
+    tokens = {} if quantization == "ready" else _q8_1_bytes("quantize", shape.tokens * shape.hidden)
+    sums = _q8_1_bytes("out", shape.tokens * shape.hidden) if output == "q8_1" else {}
     return {
         "offsets": (shape.experts + 1) * _INT64_BYTES,
         "permuted_to_unpermuted": rows * _INT32_BYTES,
         "unpermuted_to_permuted": rows * _INT32_BYTES,
         **tokens,
         "gemm1_out": rows * 2 * shape.intermediate * out,
-        **_q8_1_bytes("activation", rows, shape.intermediate),
+        **_q8_1_bytes("activation", rows * shape.intermediate),
         "gemm2_out": rows * shape.hidden * out,
         **{name: size for name, size in sums.items() if name != "out_codes"},
     }
@@ -78,9 +78,9 @@ def output_bytes(shape: LayerShape, output: str) -> int:
     return shape.tokens * shape.hidden * (1 if output == "q8_1" else _BF16_BYTES)
 
 
-def _q8_1_bytes(stage: str, rows: int, width: int) -> dict[str, int]:
-    halves = rows * width // Q8_1.block * HALF_BYTES
-    return {f"{stage}_codes": rows * width, f"{stage}_d": halves, f"{stage}_s": halves}
+def _q8_1_bytes(stage: str, elements: int) -> dict[str, int]:
+    halves = elements // Q8_1.block * HALF_BYTES
+    return {f"{stage}_codes": elements, f"{stage}_d": halves, f"{stage}_s": halves}
 
 
 def integer_steps(
@@ -212,7 +212,7 @@ class _Planner:
             multiprocessors=self.multiprocessors,
         )
         reads = {"x": shape.tokens * shape.hidden * _BF16_BYTES}
-        writes = _q8_1_bytes("quantize", shape.tokens, shape.hidden)
+        writes = _q8_1_bytes("quantize", shape.tokens * shape.hidden)
         conversions = self._conversions("quantize")
         return LaunchStep("quantize", plan, conversions, tuple(writes), lambda load: Traffic(reads, writes))
 
@@ -282,9 +282,9 @@ class _Planner:
             for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit"):
                 if getattr(buffers, name) is not None:
                     reads[name] = load.active * _FP32_BYTES
-            return Traffic(reads, _q8_1_bytes("activation", load.used, shape.intermediate))
+            return Traffic(reads, _q8_1_bytes("activation", load.used * shape.intermediate))
 
-        outputs = tuple(_q8_1_bytes("activation", 0, 0))
+        outputs = tuple(_q8_1_bytes("activation", 0))
         return LaunchStep("activation", plan, self._conversions("activation"), outputs, traffic)
 
     def _finalize(self) -> LaunchStep:
@@ -327,7 +327,7 @@ class _Planner:
             first_expert=shape.first_expert,
             multiprocessors=self.multiprocessors,
         )
-        sizes = _q8_1_bytes("out", shape.tokens, shape.hidden)
+        sizes = _q8_1_bytes("out", shape.tokens * shape.hidden)
         writes = {"out": sizes.pop("out_codes"), **sizes}
         conversions = self._conversions("finalize")
         return LaunchStep(

@@ -24,7 +24,7 @@ from refmoe.cuda.arguments import (
 )
 from refmoe.cuda.expand import INPUT_SF_LAYOUTS, expand_kernel, expand_plan
 from refmoe.cuda.finalize import finalize_kernel, finalize_plan
-from refmoe.cuda.gemm.choice import Rule, choose_tile
+from refmoe.cuda.gemm.choice import choose_tile
 from refmoe.cuda.gemm.grouped import GemmShape
 from refmoe.cuda.gemm.kernel import GEMM
 from refmoe.cuda.gemm.tile import SCALE_LAYOUT, SCALE_ROWS
@@ -375,9 +375,8 @@ class _Planner:
         """gemm1 adds its bias; that of gemm2 is finalize's, which adds it in FP32 before it weights."""
         shape, space, buffers = self.shape, self.buffers.workspace, self.buffers
         first = stage == "gemm1"
-        rule = Rule.STATIC if self.options.min_latency else Rule.DYNAMIC
         # A token has an expert once at most, so no expert has more rows than there are tokens.
-        choice = choose_tile(shape.tokens, arch=self.arch, rule=rule, min_latency=self.options.min_latency)
+        tile, stages = choose_tile(shape.tokens, self.arch, min_latency=self.options.min_latency)
         operands = (
             buffers.gate_up if first else buffers.down,
             buffers.gate_up_scales if first else buffers.down_scales,
@@ -388,9 +387,9 @@ class _Planner:
             buffers.gate_up_bias if first else None,
         )
         plan = GEMM.plan(
-            choice.tile,
+            tile,
             "bf16",
-            choice.stages,
+            stages,
             operands,
             space[f"{stage}_out"],
             GemmShape(shape.rows, shape.experts, n, k),

@@ -18,6 +18,7 @@ from refmoe.families.case import MULTIPROCESSORS, Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
 from refmoe.families.extents import block_fp8_rows
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Lack, Outputs
+from refmoe.families.far import ROWS_BEFORE, Layout, behind, far_device, lacks_memory
 from refmoe.families.quantize import LOOPING_ROWS
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_codes
@@ -332,7 +333,19 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         masked = called(case, activation.swiglu_block_fp8_masked)
         return _outputs(masked(inputs["gate_up"], inputs["masked_m"], device=device, **settings))
     contiguous = called(case, activation.swiglu_block_fp8)
-    return _outputs(contiguous(inputs["gate_up"], inputs["offsets"], device=device, **settings))
+    place = far_device(case, device, _far(case))
+    return _outputs(contiguous(inputs["gate_up"], inputs["offsets"], device=place, **settings))
+
+
+def _far(case: Case) -> Layout:
+    """Where rows lie in the buffers. The kernel is told twice how many there are: as rows, and as a stretch of them."""
+    rows, k = int(case.rows_before), case.shape.k
+    sizes = {"gate_up": 2 * k * (4 if case.dtype == "f32" else 2), "codes": k, "scales": 4 * k // TILE}
+    return Layout(
+        {name: rows * size for name, size in sizes.items()},
+        {0: rows, 2: rows},
+        {"offsets": lambda offsets: behind(offsets, rows)},
+    )
 
 
 def _outputs(rows: BlockFP8Rows) -> Outputs:
@@ -344,10 +357,15 @@ def _outputs(rows: BlockFP8Rows) -> Outputs:
 def _check(case: Case) -> None:
     if case.rows == "masked" and case.routing != "uniform":
         raise refused("routing", case.routing, "uniform with rows=masked, whose numbers are drawn")
+    if case.rows_before and (case.rows, case.layout) != ("contiguous", "k_major"):
+        raise refused("rows_before", str(case.rows_before), "contiguous rows with it, and layout=k_major")
     check_choices(case)
 
 
 # --- cases ----------------------------------------------------------------------------------------------------------
+
+#: Rows of 16 pieces of 16 elements, in front of which a number of pieces needs more than 31 bits.
+_FAR_ROWS = 1 << 27
 
 #: With the policy deepgemm these are zeros throughout, or differ in nothing from the exact one.
 _BELOW_FLOOR = ("tiny",)
@@ -381,6 +399,9 @@ def _quick() -> Iterator[Case]:
 
 
 def _default() -> Iterator[Case]:
+    for dtype, policy in product(("bf16", "f32"), POLICIES):  # pieces of the input past 2^31
+        yield _case("fingerprint", 5, 128, 3, dtype=dtype, policy=policy, rows_before=_FAR_ROWS)
+    yield _case("fingerprint", 5, 128, 1, ranks=2, first_expert=1)  # a rank of one expert
     number = 0
     for fill in _FILLS:
         for policy, scales in _variants(fill):
@@ -452,7 +473,7 @@ DEEPSEEK_ACTIVATION = Family(
         word("policy", *POLICIES, fixed=True),
         word("scales", *SCALES, fixed=True),
         word("layout", *LAYOUTS, fixed=True),
-        *(ROUTING, *RANKS, MULTIPROCESSORS, POISON, WRONG),
+        *(ROUTING, *RANKS, ROWS_BEFORE, MULTIPROCESSORS, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,
@@ -473,6 +494,7 @@ DEEPSEEK_ACTIVATION = Family(
     host=("refmoe.cuda.deepseek.activation",),
     invariance="deepseek_moe",
     check=_check,
+    lacks=lacks_memory,
     block=TILE,
     group="deepseek",
 )

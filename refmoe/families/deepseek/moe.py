@@ -352,7 +352,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     place = Kept(device)
 
     def layer(rules: Any, layout: str, model: str, fill: int, **arguments: Any) -> Any:
-        given = _of_layer(case, inputs) if case.entry == "layer" else DeepSeekArguments(**arguments)
+        given = _of_layer(case, inputs) if case.entry == "layer" else without_defaults(DeepSeekArguments)(**arguments)
         launch = deepseek_moe if case.entry == "function" else deepseek_launches
         return without_defaults(launch)(given, device=place, rules=rules, layout=layout, model=model, fill=fill)
 
@@ -487,10 +487,17 @@ def _quick() -> Iterator[Case]:
 def _default() -> Iterator[Case]:
     yield _case("specials", 7, 256, 128, 8, 2)
     yield _case("gaussian", 2, 128, 128, 4, 2, groups=2, top_groups=1, entry="function")
-    yield _case("gaussian", 2, 128, 128, 4, 2, router="given", shared="none", entry="function", poison=0)
+    for ranks in (1, 2):
+        yield _case(
+            "gaussian", 2, 128, 128, 4, 2, router="given", shared="none", entry="function", ranks=ranks, poison=0
+        )
     # Choices of all experts, of which the second rank has some; and of the first rank, all of whose experts have rows.
     yield _case("gaussian", 6, 256, 128, 4, 3, first_expert=4, ranks=2, entry="layer")
     yield _case("gaussian", 6, 128, 256, 3, 4, router="given", shared="none", ranks=2, entry="layer")
+    # An expert alone; a token with as many as it can have; a router without groups; what the arguments are by default.
+    yield _case("gaussian", 3, 128, 128, 1, 1, router="given", entry="function")
+    yield _case("gaussian", 2, 256, 256, 4, 32, router="given", shared="none", ranks=8)
+    yield _case("gaussian", 2, 128, 128, 4, 2, groups=1, top_groups=1, ranks=2, poison=0)
     # More blocks of K than stages, in either product; the true sizes are in `refmoe bench deepseek`, and in full.
     yield _case("gaussian", 1, 1408, 128, 4, 2, groups=2, top_groups=1)
     yield _case("gaussian", 2, 128, 768, 4, 2, router="given")
@@ -553,6 +560,11 @@ def _own_twice(given: Arguments) -> Arguments:
     return {"topk_ids": ids}
 
 
+def _choosing(k: int) -> Arguments:
+    ids, weights = np.arange(3 * k, dtype=np.int32).reshape(3, k), np.ones((3, k), np.float32)
+    return {"top_k": k, "topk_ids": ids, "topk_weights": weights}
+
+
 _CHANGES: Mapping[str, Change] = {
     "topk_ids-own_twice": _own_twice,
     "topk_ids-beside_logits": lambda given: {"topk_ids": np.zeros((3, 2), np.int32)},
@@ -566,6 +578,8 @@ _CHANGES: Mapping[str, Change] = {
         "down": huge((4, 1 << 17, 128), given["down"]),
         "logits": huge((1 << 20, 8), given["logits"]),
     },
+    "top_k-none": lambda given: _choosing(0),
+    "top_k-past_32": lambda given: _choosing(33),
     "shared-three": lambda given: {"shared": given["shared"][:3]},
 }
 
@@ -584,11 +598,11 @@ def _refuses() -> Iterator[Case]:
     words = {f"shared__{at}": f"{ARRAY} short" for at in (0, 1, 3)}
     says = {f"{name}-{word}": said for name, said in names.items() for word in f"{ARRAY} short".split()}
     says |= {f"shared[2]-{word}": "shared" for word in ("dtype", "strided", "list", "rank")}
-    says |= {"x-narrow": "hidden: found 127", "x-many_scales": "scales of all rows"}
+    says |= {"x-narrow": "hidden: found 127", "x-no_columns": "hidden: found 0", "x-many_scales": "scales of all rows"}
     yield from wrong_calls(
         _case("gaussian", 3, 128, 128, 4, 2, groups=2, top_groups=1, first_expert=4, ranks=2),
         says,
-        **{**weights, "x": f"{weights['x']} many_scales"},
+        **{**weights, "x": f"{weights['x']} no_columns many_scales"},
         **words,
         shared="three",
         shared__2="list dtype rank strided",
@@ -607,6 +621,7 @@ def _refuses() -> Iterator[Case]:
         topk_weights=f"{ARRAY} none short narrow",
         correction_bias="without_logits",
         first_expert="negative past_int32",
+        top_k="none past_32",
     )
 
 

@@ -467,6 +467,7 @@ def _quick() -> Iterator[Case]:
 
 
 def _default() -> Iterator[Case]:
+    yield _case("gaussian", 3, 1, 2, 4, 2, first_expert=5, ranks=8)  # a rank of one expert
     for number_of, fill in enumerate(_PLAIN):
         for rule in RULES:
             yield _case(fill, 10, *_ROUTERS[0], dtype=("f32", "bf16")[number_of % 2], rule=rule)
@@ -491,6 +492,8 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 3, 40, 5, 4, 2, rule=rule, scale="minus")
         for experts in (256, 512):
             yield _case("gaussian", 3, experts, 6, 8, 4, rule=rule, scale="tiny")
+        for experts, dtype in product((256, 512), ("f32", "bf16")):  # as many choices as a warp has lanes
+            yield _case("gaussian", 2, experts, 32, 8, 4, rule=rule, dtype=dtype)
     yield _case("gaussian", 0, *_ROUTERS[0])
     # Each entry has machine code of its own: each meets every fill. More than 256 experts take the wider ones.
     for fill, dtype, rule in product(_PLAIN, ("f32", "bf16"), RULES):
@@ -515,6 +518,7 @@ def _full() -> Iterator[Case]:
 
 _CHANGES: Mapping[str, Change] = {
     "logits-many_tokens": lambda given: {"logits": huge((1 << 26, given["logits"].shape[1]), given["logits"])},
+    "num_experts_local-past_all": lambda given: {"num_experts_local": 17, "first_expert": 0},
     "logits-many_choices": lambda given: {
         **{"logits": huge(((1 << 26) - 1, 64), given["logits"]), "bias": None, "k": 32},
         **{"groups": 1, "top_groups": 1},
@@ -532,9 +536,9 @@ def _refuses() -> Iterator[Case]:
         groups="zero text number int32",
         top_groups="zero text int32",
         scale="nan infinite text flag",
-        num_experts_local="zero text flag int32",
+        num_experts_local="zero text flag past_all int32",
         rule="word",
-        first_expert="negative fraction huge",
+        first_expert="negative fraction past huge",
         fill=BYTE,
     )
 

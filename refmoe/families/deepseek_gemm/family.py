@@ -434,7 +434,8 @@ def _default() -> Iterator[Case]:
     yield _case("near", dataclasses.replace(_LOOPING, m=17), rows="1", tile_m=128, ctas=2, **wgmma)
     for tile_m in (64, 128):  # a row less than a tensor copy stores, and behind it rows of no expert
         shape = Shape(2 * tile_m + 3, 128, n=128, e=2)
-        yield _case("near", shape, rows=f"{tile_m}-{tile_m - 1}", tile_m=tile_m, **wgmma)
+        for dtype in OUT_DTYPES:
+            yield _case("near", shape, dtype, rows=f"{tile_m}-{tile_m - 1}", tile_m=tile_m, **wgmma)
     # Pairs on an odd number of multiprocessors, of which one stays idle.
     yield _case("near", Shape(6, 128, n=256, e=3), rows="2", tile_m=128, ctas=2, multiprocessors=3, **wgmma)
     yield _case("near", Shape(130, 128, n=256, e=4), grouping="masked", rows="130-3-0-65", tile_m=128, **wgmma)
@@ -458,9 +459,12 @@ def _default() -> Iterator[Case]:
         few: dict[str, Any] = {"rows": "-".join([*"0" * 15, "130"]), "multiprocessors": 1, **wgmma}
         yield _case("near", Shape(130 * experts // 16, 128, n=128, e=experts), "f32", tile_m=64, **few)
     # More rows of one expert than 15 bits count.
-    many: dict[str, Any] = {"grouping": "masked", "rows": "32800", "sample": 1, "tile_m": 128}
-    yield _case("near", Shape(32_800, 128, n=128, e=1), "f32", **many)
-    yield _case("near", Shape(32_800, 128, n=128, e=1), "f32", **many, **wgmma)
+    many: dict[str, Any] = {"grouping": "masked", "rows": "32800", "sample": 1}
+    for model, dtype in itertools.product(_MODELS, OUT_DTYPES):
+        for tile_m in INSTRUCTIONS[model].tiles_m:
+            yield _case("near", Shape(32_800, 128, n=128, e=1), dtype, model=model, tile_m=tile_m, **many)
+    for dtype in OUT_DTYPES:
+        yield _case("near", Shape(32_800, 128, n=256, e=1), dtype, tile_m=128, ctas=2, **many, **wgmma)
     # Windows behind the first band of tiles, in the second expert too: the CTAs that are asked for are numbered so.
     yield _case("near", Shape(300, 128, n=256, e=2), rows="150", sample=1, tile_m=8)
     yield _case("near", Shape(1300, 128, n=256, e=2), rows="650", sample=1, tile_m=64, **wgmma)

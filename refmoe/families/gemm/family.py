@@ -355,6 +355,9 @@ def _every_entry() -> Iterator[Case]:
         many = Shape(m=2 * tile.n + 64, k=416, n=tile.m + 8, e=40)
         few: dict[str, Any] = {"tile": str(tile), "multiprocessors": 3}
         yield _case("wide-range", many, dtype, alpha="distinct", bias="distinct", **few)
+        # A factor, and products, below all normal numbers.
+        below = Shape(m=max(tile.n, 7), k=96, n=tile.m, e=5)
+        yield _case("gaussian", below, dtype, tile=str(tile), routing="same-experts", alpha="edges", bias="tiny")
         # The first of the next lanes' experts has all rows, and a CTA's first tile.
         yield _case("gaussian", Shape(m=3, k=64, n=16, e=33), dtype, tile=str(tile), routing="same-experts")
         if dtype == "f32":  # sums of zero in a CTA's second tile

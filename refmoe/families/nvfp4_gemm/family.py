@@ -276,6 +276,9 @@ def _default() -> Iterator[Case]:
             shape = Shape(18, 96, n=24, e=9)
             terms: dict[str, Any] = {"alpha": "edges", "bias": bias, "tile": str(_SHALLOW)}
             yield _case(fill, shape, dtype, routing="all-one-token", ranks=2, **terms)
+    for tile, dtype in itertools.product(TILES, OUTPUTS):  # a factor, and products, below all normal numbers
+        below = Shape(m=max(tile.n, 7), k=96, n=tile.m, e=5)
+        yield _case("gaussian", below, dtype, tile=str(tile), routing="same-experts", alpha="edges", bias="tiny")
     for dtype in OUTPUTS:
         yield _case("overflow", Shape(9, 96, n=24, e=2), dtype, tile=str(_SHALLOW), alpha="distinct")
     for experts in (256, 384, 99):  # a row at each, and all at one

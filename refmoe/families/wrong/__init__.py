@@ -19,6 +19,7 @@ import numpy as np
 from refmoe.errors import RefmoeError
 from refmoe.families.case import Option, one_of, refused
 from refmoe.families.wrong.defaults import DEFAULTS
+from refmoe.families.wrong.results import check_result
 
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device, LaunchRecord
@@ -240,16 +241,26 @@ def called(case: Sound, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def defaults_of(function: Callable[..., Any]) -> Mapping[str, Any]:
     """What a caller may leave out: of a function of `refmoe.cuda` as `DEFAULTS` has it, whatever the function says."""
-    return DEFAULTS.get(f"{function.__module__.removeprefix('refmoe.cuda.')}.{function.__qualname__}", {})
+    return DEFAULTS.get(_name(function), {})
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__.removeprefix('refmoe.cuda.')}.{function.__qualname__}"
 
 
 def without_defaults(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is not given those of its named arguments that are at their defaults."""
+    """A function that is not given those of its named arguments that are at their defaults.
+
+    Raises:
+        RefmoeError: the types of what it returns are none that `RESULTS` promises.
+    """
     defaults = defaults_of(function)
 
     @functools.wraps(function)
     def left(*given: Any, **named: Any) -> Any:
-        return function(*given, **{name: value for name, value in named.items() if not _is_default(name, value)})
+        result = function(*given, **{name: value for name, value in named.items() if not _is_default(name, value)})
+        check_result(_name(function), result, named)
+        return result
 
     def _is_default(name: str, value: Any) -> bool:
         return name in defaults and type(value) is type(defaults[name]) and bool(value == defaults[name])

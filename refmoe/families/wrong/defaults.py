@@ -53,6 +53,10 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "moe.arrays.layer_launches": _FILL,
         "moe.deepseek.deepseek_launches": _DEEPSEEK_LAYER,
         "moe.deepseek.deepseek_moe": _DEEPSEEK_LAYER,
+        "moe.deepseek.DeepSeekArguments": {
+            **dict.fromkeys(("logits", "correction_bias", "topk_ids", "topk_weights", "shared")),
+            **{"groups": 1, "top_groups": 1, "scale": 1.0, "first_expert": 0},
+        },
         "moe.deepseek.layer_arguments": {"first_expert": 0},
         "moe.fused.fused_moe": {
             **dict.fromkeys(("fc1_expert_biases", "fc2_expert_biases", "input_sf", "output", "device", "backend")),

@@ -38,7 +38,7 @@ def logits(tokens: int = 3, experts: int = 16) -> Any:
         ({"top_groups": 5}, "top_groups: found 5; needed at most 4"),
         ({"scale": float("nan")}, "scale: found float nan; needed a finite number"),
         ({"rule": "vllm"}, "rule: found str 'vllm'; needed deepseek or trtllm"),
-        ({"num_experts_local": 17}, "num_experts_local: found int 17; needed 1 to 16"),
+        ({"num_experts_local": 17}, "num_experts_local: found int 17 of 16 experts; needed 1 to 16"),
         ({"num_experts_local": 0}, "num_experts_local: found int 0"),
         ({"num_experts_local": 4, "first_expert": 13}, "first_expert: found int 13; needed 0 to 12"),
         ({"fill": -1}, "fill: found int -1; needed a byte"),

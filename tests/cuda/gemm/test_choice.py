@@ -9,10 +9,20 @@ import numpy as np
 import pytest
 
 from refmoe.chips import CHIPS, KERNEL_ARCHS
-from refmoe.cuda.gemm.choice import DYNAMIC_TILES, Choice, Rule, choose_tile, most_tokens, tiles_needed
+from refmoe.cuda.gemm.choice import DYNAMIC_TILES, most_tokens, tiles_needed
 from refmoe.cuda.gemm.tile import TILES, Tile, check_tile, max_stages, stage_bytes
 from refmoe.errors import ArgumentError
-from refmoe.views.weighed import PREFILL_TILE, TileVerdict, llama_cpp_warps, reason, use_percent, weigh
+from refmoe.views.weighed import (
+    PREFILL_TILE,
+    Choice,
+    Rule,
+    TileVerdict,
+    explained,
+    llama_cpp_warps,
+    reason,
+    use_percent,
+    weigh,
+)
 
 #: The tile of each width, as the dynamic rule has it.
 BY_WIDTH = {8: 512, 16: 256, 32: 256, 64: 128, 128: 128}
@@ -42,7 +52,7 @@ def least_padding(m: int) -> Tile:
 @pytest.mark.parametrize("arch", KERNEL_ARCHS)
 def test_dynamic_choice_is_the_brute_force_one(arch: str) -> None:
     for m in [*range(1, 700), 1023, 1024, 1025, 4096, 65_536]:
-        chosen = choose_tile(m, arch=arch).tile
+        chosen = explained(m, arch=arch).tile
         assert (chosen.m, chosen.n, chosen.k) == brute_force(m, 100_352)
 
 
@@ -64,7 +74,7 @@ def test_dynamic_choice_is_the_brute_force_one(arch: str) -> None:
     ],
 )
 def test_dynamic_choice_at_every_boundary(m: int, tile: str) -> None:
-    choice = choose_tile(m)
+    choice = explained(m)
     assert str(choice.tile) == tile
     assert choice.stages == max_stages(choice.tile)
     assert choice.rule is Rule.DYNAMIC
@@ -72,21 +82,21 @@ def test_dynamic_choice_at_every_boundary(m: int, tile: str) -> None:
 
 def test_least_padding_is_wrong_at_128_tokens() -> None:
     """An 8-wide tile pads nothing at M = 128 either, and needs 16 tiles, each of which reads all weights."""
-    wrong, right = least_padding(128), choose_tile(128).tile
+    wrong, right = least_padding(128), explained(128).tile
     assert (str(wrong), str(right)) == ("128x8x512", "128x128x128")
     assert use_percent(wrong, 128) == use_percent(right, 128) == 100
     assert (tiles_needed(wrong, 128), tiles_needed(right, 128)) == (16, 1)
     # Up to 8 tokens the two agree.
-    assert next(m for m in range(1, 129) if least_padding(m) != choose_tile(m).tile) == 9
+    assert next(m for m in range(1, 129) if least_padding(m) != explained(m).tile) == 9
 
 
 def test_a_tile_that_does_not_fit_is_not_chosen() -> None:
     """With room for 48,128 bytes of stages neither 128x8x512 nor 128x32x256 has two, 128x16x256 has."""
     small = replace(CHIPS["sm_120a"], arch="sm_small", shared_bytes=49_152)
     for m in range(1, 300):
-        chosen = choose_tile(m, arch=small).tile
+        chosen = explained(m, arch=small).tile
         assert (chosen.m, chosen.n, chosen.k) == brute_force(m, 48_128)
-    verdicts = {str(entry.tile): entry for entry in weigh(choose_tile(1, arch=small))}
+    verdicts = {str(entry.tile): entry for entry in weigh(explained(1, arch=small))}
     assert verdicts["128x8x512"].verdict is TileVerdict.REFUSED
     assert "40,960 bytes" in verdicts["128x8x512"].reason
     assert verdicts["128x16x256"].verdict is TileVerdict.CHOSEN
@@ -102,14 +112,14 @@ def test_static_choice_is_the_designs(min_latency: bool, arch: str) -> None:
             wanted = "128x32x256"
         else:
             wanted = "128x128x128"
-        choice = choose_tile(m, rule="static", min_latency=min_latency, arch=arch)
+        choice = explained(m, rule="static", min_latency=min_latency, arch=arch)
         assert str(choice.tile) == wanted
         refusals = [entry for entry in weigh(choice) if entry.verdict is TileVerdict.REFUSED]
         assert [entry.tile for entry in refusals] == ([PREFILL_TILE] if m > 256 else [])
 
 
 def test_above_256_tokens_the_design_is_refused_with_its_reason() -> None:
-    choice = choose_tile(300, rule="static")
+    choice = explained(300, rule="static")
     assert str(choice.tile) == "128x128x128"
     assert reason(choice) == "M = 300 is above 256, for which 256x8x512 cannot be had"
     refused = next(entry.reason for entry in weigh(choice) if entry.verdict is TileVerdict.REFUSED)
@@ -119,9 +129,9 @@ def test_above_256_tokens_the_design_is_refused_with_its_reason() -> None:
 
 
 def all_choices() -> list[Choice]:
-    dynamic = [choose_tile(m) for m in (1, 7, 9, 40, 128, 257, 5000)]
+    dynamic = [explained(m) for m in (1, 7, 9, 40, 128, 257, 5000)]
     static = [
-        choose_tile(m, rule=Rule.STATIC, min_latency=latency) for m in (1, 8, 9, 32, 33, 256, 257) for latency in (0, 1)
+        explained(m, rule=Rule.STATIC, min_latency=latency) for m in (1, 8, 9, 32, 33, 256, 257) for latency in (0, 1)
     ]
     return dynamic + static
 
@@ -136,13 +146,13 @@ def test_every_tile_has_its_reason(choice: Choice) -> None:
 
 
 def test_reasons_state_true_numbers() -> None:
-    reasons = {str(entry.tile): entry.reason for entry in weigh(choose_tile(40))}
+    reasons = {str(entry.tile): entry.reason for entry in weigh(explained(40))}
     assert reasons["128x64x128"] == "1 tile is enough, and no narrower tile needs as few"
     assert reasons["128x8x512"] == "needs 5 tiles where 128x64x128 needs 1"
     assert reasons["128x128x128"] == "needs as many tiles as 128x64x128, but is wider"
     assert reasons["256x8x256"] == "the rule has one tile a width, 128x8x512 for 8"
-    assert reason(choose_tile(300)) == "3 tiles are enough, and no narrower tile needs as few"
-    reasons = {str(entry.tile): entry.reason for entry in weigh(choose_tile(4, rule="static", min_latency=True))}
+    assert reason(explained(300)) == "3 tiles are enough, and no narrower tile needs as few"
+    reasons = {str(entry.tile): entry.reason for entry in weigh(explained(4, rule="static", min_latency=True))}
     assert reasons["128x8x512"] == "min_latency, and M = 4 is at most 8"
     assert reasons["128x32x256"] == "M = 4 already fits 128x8x512"
     assert reasons["128x128x128"] == "the default, but 128x8x512 has less latency"
@@ -170,7 +180,7 @@ def test_m_is_the_most_tokens_of_any_expert() -> None:
     offsets = np.array([0, 1, 1, 10, 12], np.int64)
     assert most_tokens(offsets) == 9
     # Neither all rows (12) nor their mean (3) would do: 16 columns for 9 tokens, where the mean asks for 8.
-    assert str(choose_tile(most_tokens(offsets)).tile) == "128x16x256"
+    assert str(explained(most_tokens(offsets)).tile) == "128x16x256"
     with pytest.raises(ArgumentError, match="offsets"):
         most_tokens(np.array([0, 3, 1], np.int64))
 
@@ -187,7 +197,7 @@ def test_m_is_the_most_tokens_of_any_expert() -> None:
 )
 def test_bad_requests(m: int, options: dict[str, object], words: str) -> None:
     with pytest.raises(ArgumentError) as caught:
-        choose_tile(m, **options)  # type: ignore[arg-type]
+        explained(m, **options)  # type: ignore[arg-type]
     assert str(caught.value).startswith(words)
 
 

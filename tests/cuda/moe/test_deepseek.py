@@ -179,13 +179,18 @@ def test_refused_options(options: dict[str, Any], message: str) -> None:
         deepseek_moe(arguments_of(layer, x), device=open_device("ptx"), **options)
 
 
+#: A layer without a shared expert, whose experts are all here, and whose choices are given.
+ALONE = {"shared_intermediate": 0, "first_expert": 0, "all_experts": 0, "groups": 1, "top_groups": 1}
+
+
 def test_shapes_and_workspace() -> None:
+    sizes = {"tokens": 1, "top_k": 8, "experts": 4, "hidden": 256, "intermediate": 128, **ALONE}
     for wrong in ({"hidden": 200}, {"top_k": 33}, {"experts": 0}, {"shared_intermediate": 100}, {"tokens": -1}):
         with pytest.raises(ArgumentError):
-            DeepSeekShape(**{"tokens": 1, "top_k": 8, "experts": 4, "hidden": 256, "intermediate": 128, **wrong})
-    sizes = deepseek_workspace_bytes(DeepSeekShape(1, 8, 256, 7168, 2048, 2048))
+            DeepSeekShape(**{**sizes, **wrong})
+    sizes = deepseek_workspace_bytes(DeepSeekShape(1, 8, 256, 7168, 2048, **{**ALONE, "shared_intermediate": 2048}))
     assert sizes["gemm1_out"] == 8 * 4096 * 2
     assert sizes["expand_token_scales"] == 56 * 4
-    assert not any("shared" in name for name in deepseek_workspace_bytes(DeepSeekShape(1, 8, 4, 256, 128)))
+    assert not any("shared" in name for name in deepseek_workspace_bytes(DeepSeekShape(1, 8, 4, 256, 128, **ALONE)))
     with pytest.raises(ArgumentError, match="logits"):
         DeepSeekOptions(DeepSeekRules(), logits="fp16", layout="k_major", scale=1.0)
