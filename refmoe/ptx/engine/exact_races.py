@@ -338,7 +338,8 @@ class ExactShadow(RaceShadow):
             found = self._conflict(frame, held.reads, lane, mine, record, known)
             kind = "read-write"
         if found is not None:
-            self._report(frame, access, region, held.begin, lane, found, kind, "same value" if same else "", record)
+            warning = "same value" if same else ""
+            self._report(frame, access, region, held.begin, lane, found, kind, warning, record, held.width)
         return found is not None
 
     # Bulk copies, whose accesses have one record while they are under way, and another one afterwards

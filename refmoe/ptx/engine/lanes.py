@@ -80,6 +80,11 @@ class Checks:
     strict: bool = False
     explain: bool = True
 
+    @property
+    def follows_races(self) -> bool:
+        """Whether a race of a plain read is but a warning where nothing depends on the value."""
+        return self.races and self.undefined and self.uninitialised and not self.strict
+
 
 class OutOfTime(Exception):
     """A launch that only helps to explain another one took too long. Nothing is wrong with it."""

@@ -28,7 +28,7 @@ from refmoe.ptx.module import Module
 from refmoe.ptx.text.syntax import Function, Instruction
 
 # Steps of a launch, see `Launch.steps`, up to which it is run again with a witness.
-_SEEN = 20_000_000
+LONGEST_SEEN = 20_000_000
 # Warnings of one launch that are explained.
 _WARNINGS = 4
 # Entries whose collectives are looked at.
@@ -148,7 +148,7 @@ def settled(
                 # It is suspected: look again, at all that happens to that buffer.
                 exact |= {error.buffer}
                 continue
-            if not explains or steps() > _SEEN:
+            if not explains or steps() > LONGEST_SEEN:
                 raise
             consumed = explainer.collective(error, running, exact)
             if consumed is None:
@@ -158,7 +158,7 @@ def settled(
                 raise warning.with_traceback(error.__traceback__) from None
             milder.append(warning)
             continue
-        if not outcome.warnings or not explains or seen or steps() > _SEEN:
+        if not outcome.warnings or not explains or seen or steps() > LONGEST_SEEN:
             return outcome, (*outcome.warnings, *milder)
         outcome.take_back()
         found = [explainer.explained(each, running, exact) for each in outcome.warnings[:_WARNINGS]]

@@ -1,0 +1,217 @@
+"""Reads that race, of a launch that runs again: which they are, and whether anything depends on what they read.
+
+A race of a plain read changes nothing where the value that was read changes nothing. So the launch goes on behind such
+a race. A run that only looks takes down which reads race: also those that came before the write, whose values have gone
+their way by then. In the next run all of these values are followed, as undefined ones are, see
+`refmoe.ptx.engine.undefined`. What is used ends that run, and what nobody used is a warning.
+
+A read is known again by its instruction, its thread, and how many reads by that instruction the thread has made before.
+Whatever is not certain stays a fault: a race without such a read, and a read that was not followed to the end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refmoe.ptx.engine.order.witness import RaceWitness
+from refmoe.ptx.errors import RaceError
+from refmoe.ptx.state.records import ASYNCHRONOUS, STEP_SHIFT
+from refmoe.ptx.text.memory_ops import memory_opcode
+from refmoe.ptx.text.syntax import Instruction
+
+Array = Any
+UNUSED = "unused value"
+# Reads that are taken down; a launch with more of them is not followed.
+_MOST = 1 << 21
+_MATRICES = ("ldmatrix.", "wmma.load.")
+_COPIES = ("cp.async.ca.", "cp.async.cg.")
+_LANES = 32
+
+
+class Place(NamedTuple):
+    """An instruction, as it reads one region."""
+
+    region: str
+    line: int
+    text: str
+
+
+class Read(NamedTuple):
+    """One read: by which instruction and thread, and how many reads by both came before."""
+
+    place: Place
+    thread: int
+    number: int
+
+
+@dataclass
+class Raced:
+    """What a read raced with. `bytes`: those of the read that raced, counted as those of the whole launch."""
+
+    error: RaceError
+    bytes: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Now:
+    """The reads that are being made. `numbers`: by thread; `known`: what is known of each thread's to race."""
+
+    place: Place
+    numbers: Mapping[int, int]
+    known: Mapping[int, tuple[Read, Raced]]
+
+
+def is_followed(opcode: str) -> bool:
+    """Whether an instruction is a plain read whose value can be followed: by a lane, or by `cp.async`."""
+    if opcode.startswith((*_MATRICES, *_COPIES)):
+        return True
+    parts = memory_opcode(opcode)
+    return parts is not None and parts.stem in ("ld", "ldu") and not parts.strong and parts.coherent
+
+
+class RacingReads(RaceWitness):
+    """The racing reads of some regions in one run.
+
+    Args:
+        regions: their names; every access of theirs is kept.
+        known: what earlier runs found, whose values are followed in this one.
+
+    Attributes:
+        found: what this run found.
+        fault: the first race that is not of a plain read alone, or None.
+        gives_up: whether there are more reads than are taken down.
+    """
+
+    def __init__(self, regions: frozenset[str], known: Mapping[Read, Raced]) -> None:
+        super().__init__(*regions)
+        self.known = known
+        self.found: dict[Read, Raced] = {}
+        self.fault: RaceError | None = None
+        self.gives_up = False
+        self._by_place: dict[Place, dict[tuple[int, int], tuple[Read, Raced]]] = defaultdict(dict)
+        for read, raced in known.items():
+            self._by_place[read.place][read.thread, read.number] = read, raced
+        self._counts: dict[Place, dict[int, int]] = defaultdict(dict)
+        self._now: _Now | None = None
+        # Of each region by first byte: (bytes, the read, its record).
+        self._reads: dict[str, dict[int, list[tuple[int, Read, int]]]] = {each: defaultdict(list) for each in regions}
+        self._widest = self._count = 0
+        self._followed: dict[Read, set[int]] = defaultdict(set)
+
+    @property
+    def places(self) -> frozenset[tuple[int, str]]:
+        """Line and text of the instructions whose values are followed."""
+        return frozenset((read.place.line, read.place.text) for read in self.known)
+
+    def note(
+        self, region: str, instruction: Instruction, step: int, begin: Array, width: int, threads: Array,
+        writes: bool, reads: bool = False,
+    ) -> None:  # fmt: skip
+        """See `RaceWitness.note`."""
+        super().note(region, instruction, step, begin, width, threads, writes, reads)
+        self._now = None
+        if writes or not is_followed(instruction.opcode):
+            return
+        place = Place(region, instruction.line, instruction.text)
+        counts, marked = self._counts[place], self._by_place.get(place, {})
+        numbers = {thread: counts.get(thread, 0) for thread in threads.tolist()}
+        counts.update((thread, number + 1) for thread, number in numbers.items())
+        known = {each: marked[each, number] for each, number in numbers.items() if (each, number) in marked}
+        self._now = _Now(place, numbers, known)
+        self._widest, self._count = max(self._widest, width), self._count + len(begin)
+        if self._count > _MOST:
+            self.gives_up = True
+            return
+        flags = step << STEP_SHIFT | (int(ASYNCHRONOUS) if instruction.opcode.startswith(_COPIES) else 0)
+        held = self._reads[region]
+        for first, thread in zip(begin.tolist(), threads.tolist(), strict=True):
+            held[first].append((width, Read(place, thread, numbers[thread]), flags | thread))
+
+    def met(
+        self, error: RaceError, byte: int, thread: int, width: int = 1,
+        ordered: Callable[[list[int]], list[bool]] | None = None,
+    ) -> None:  # fmt: skip
+        """A race: the launch goes on behind it. See `RaceWitness.met`."""
+        if error.warning:
+            return
+        racing: list[Read] = []
+        if error.kind == "write-read" and self._now is not None:
+            place, numbers = self._now.place, self._now.numbers
+            if place == (error.buffer, error.line, error.text) and thread in numbers:
+                racing = [Read(place, thread, numbers[thread])]
+        elif error.kind == "read-write" and ordered is not None:
+            racing = self._before(error.buffer, byte, width, thread, ordered)
+        if not racing:
+            self.fault = self.fault or error
+        for read in racing:
+            self.found.setdefault(read, Raced(error)).bytes.update(range(byte, byte + width))
+
+    def _before(
+        self, region: str, byte: int, width: int, thread: int, ordered: Callable[[list[int]], list[bool]]
+    ) -> list[Read]:
+        """The reads of some bytes that are not known to come before what a lane of `thread` does now."""
+        held = self._reads[region]
+        found = [
+            (read, record)
+            for first in range(byte - self._widest + 1, byte + width)
+            for size, read, record in held.get(first, ())
+            if first + size > byte and read.thread != thread
+        ]
+        asked = ordered([record for _, record in found]) if found else []
+        return [read for (read, _), before in zip(found, asked, strict=True) if not before]
+
+    def raced(
+        self, region: str, instruction: Instruction, begin: Array, width: int, threads: Array
+    ) -> tuple[Array, list[RaceError]] | None:
+        """What is to be followed of the reads that are being made.
+
+        Args:
+            region: what is read.
+            instruction: which reads.
+            begin: int64 [n], the first byte of each read, among those of the whole launch.
+            width: bytes of each.
+            threads: int64 [n], who reads. Rows of a matrix are those of all lanes of a warp.
+
+        Returns:
+            bool [n, width], the bytes that raced, and of each row that has some what they raced with; None for none.
+        """
+        now = self._now
+        if now is None or not now.known or now.place != (region, instruction.line, instruction.text):
+            return None
+        of = {thread: [each] for thread, each in now.known.items()}
+        if instruction.opcode.startswith(_MATRICES):
+            warps: dict[int, list[tuple[Read, Raced]]] = defaultdict(list)
+            for thread, each in now.known.items():
+                warps[thread // _LANES].append(each)
+            of = {thread: warps[thread // _LANES] for thread in threads.tolist()}
+        mask, errors = np.zeros((len(begin), width), np.bool_), list[RaceError]()
+        for row, (first, thread) in enumerate(zip(begin.tolist(), threads.tolist(), strict=True)):
+            for read, raced in of.get(thread, ()):
+                inside = [byte for byte in raced.bytes if first <= byte < first + width]
+                if inside and not mask[row].any():
+                    errors.append(raced.error)
+                mask[row, [byte - first for byte in inside]] = True
+                self._followed[read].update(inside)
+        return (mask, errors) if errors else None
+
+    def new(self) -> dict[Read, Raced]:
+        """What this run found and no earlier one: it was not followed."""
+        return {
+            read: raced
+            for read, raced in self.found.items()
+            if read not in self.known or not raced.bytes <= self.known[read].bytes
+        }
+
+    def lost(self) -> RaceError | None:
+        """The error of a read that raced, and that was not followed although it was known to."""
+        return next((raced.error for read, raced in self.found.items() if not raced.bytes <= self._followed[read]), None)
+
+    def warnings(self) -> tuple[RaceError, ...]:
+        """The races of reads whose values nobody used, one for each cause."""
+        causes = {raced.error.cause: raced.error for raced in reversed(self.found.values())}
+        return tuple(each.unused() for each in reversed(causes.values()))
