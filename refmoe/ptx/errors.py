@@ -183,6 +183,7 @@ class MemoryFault(LaneError):
         offset: byte offset from the buffer's start (it may be negative), or None.
         size: bytes accessed.
         use: where a byte that nobody wrote is used, in words; empty where the access itself is the fault.
+        under_way: whether the bytes are those of a copy that nobody has waited for.
     """
 
     kind: str
@@ -192,6 +193,7 @@ class MemoryFault(LaneError):
     offset: int | None
     size: int
     use: str = ""
+    under_way: bool = False
 
 
 class RaceError(LaneError):

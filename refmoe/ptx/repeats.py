@@ -47,8 +47,8 @@ class Repeats:
         self._checks, self._code, self._joins, self._exact, self._races = checks, code, joins, exact, races
         self.follows = False
         self.racing: RacingReads | None = None
-        # The race that was found first, and how many runs it has taken.
-        self._race: RaceError | None = None
+        # The race, or the read of what a copy is under way to, that was found first, and how many runs it has taken.
+        self._race: RaceError | MemoryFault | None = None
         self._looks = 0
         self._joined: tuple[tuple[Instruction, ...], ...] = ()
         self._begins: tuple[Place, ...] = ()
@@ -83,13 +83,15 @@ class Repeats:
             return True
         if isinstance(error, RaceError):
             return self._may_go_unused(error)
-        if not self._may_be_undefined(error):
+        if self.racing is None and isinstance(error, MemoryFault) and error.under_way and self._races():
+            self._race, self.racing = error, RacingReads(frozenset((error.buffer or "",)), {})
+        elif not self._may_be_undefined(error):
             return False
         self._begin_again()
         self.follows = True
         if (place := self._place(error)) is not None:
             self._begins = (*self._begins, place)
-        if self._first is None and isinstance(error, MemoryFault) and (self.racing is None or not self.racing.known):
+        if self._first is None and isinstance(error, MemoryFault) and self.racing is None:
             self._first = error
         return True
 
@@ -144,9 +146,11 @@ class Repeats:
         self.racing = RacingReads(self.racing.regions | {error.buffer}, self.racing.known)
         return True
 
-    def _told(self, error: RaceError) -> RaceError:
+    def _told(self, error: RaceError) -> RaceError | MemoryFault:
         """A race as the first run found it, if it is that one."""
         first = self._race
+        if isinstance(first, MemoryFault):
+            return first
         if first is None or error.cause != first.cause:
             return error
         return first.used(error.use) if error.use else first

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,6 +67,7 @@ class _Now:
     known: Mapping[int, tuple[Read, Raced]]
 
 
+@cache
 def is_followed(opcode: str) -> bool:
     """Whether an instruction is a plain read whose value can be followed: by a lane, or by `cp.async`."""
     if opcode.startswith((*_MATRICES, *_COPIES)):
