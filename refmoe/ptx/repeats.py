@@ -84,7 +84,7 @@ class Repeats:
         if isinstance(error, RaceError):
             return self._may_go_unused(error)
         if self.racing is None and isinstance(error, MemoryFault) and error.under_way and self._races():
-            self._race, self.racing = error, RacingReads(frozenset((error.buffer or "",)), {})
+            self._race, self.racing = error, RacingReads(frozenset((error.buffer or "",)), {}, (error.line, error.text))
         elif not self._may_be_undefined(error):
             return False
         self._begin_again()
@@ -113,7 +113,7 @@ class Repeats:
             for read, raced in new.items():
                 before = known.get(read, raced)
                 known[read] = Raced(before.error, before.bytes | raced.bytes)
-            self.racing, self.follows, self._looks = RacingReads(racing.regions, known), True, self._looks + 1
+            self.racing, self.follows, self._looks = RacingReads(racing.regions, known, racing.first), True, self._looks + 1
             return True
         fault = racing.lost() or racing.fault
         if fault is not None:
@@ -127,7 +127,7 @@ class Repeats:
 
     def _begin_again(self) -> None:
         if self.racing is not None:
-            self.racing = RacingReads(self.racing.regions, self.racing.known)
+            self.racing = RacingReads(self.racing.regions, self.racing.known, self.racing.first)
 
     def _may_go_unused(self, error: RaceError) -> bool:
         """Whether a race may be but a warning, because nobody uses the value that was read."""
@@ -138,20 +138,20 @@ class Repeats:
         if self.racing is None:
             if not error.certain and error.buffer not in self._exact:
                 return False
-            self._race, self.racing = error, RacingReads(frozenset((error.buffer,)), {})
+            self._race, self.racing = error, RacingReads(frozenset((error.buffer,)), {}, (error.line, error.text))
             return True
         self._looks += 1
         if error.buffer in self.racing.regions or self._looks > _MOST_LOOKS:
             return False
-        self.racing = RacingReads(self.racing.regions | {error.buffer}, self.racing.known)
+        self.racing = RacingReads(self.racing.regions | {error.buffer}, self.racing.known, self.racing.first)
         return True
 
     def _told(self, error: RaceError) -> RaceError | MemoryFault:
-        """A race as the first run found it, if it is that one."""
+        """A race as the first run found it, if it is of that instruction."""
         first = self._race
         if isinstance(first, MemoryFault):
             return first
-        if first is None or error.cause != first.cause:
+        if first is None or (error.line, error.text, error.buffer) != (first.line, first.text, first.buffer):
             return error
         return first.used(error.use) if error.use else first
 

@@ -82,16 +82,17 @@ class RacingReads(RaceWitness):
     Args:
         regions: their names; every access of theirs is kept.
         known: what earlier runs found, whose values are followed in this one.
+        first: line and text of the instruction at which the launch ended at first.
 
     Attributes:
         found: what this run found.
-        fault: the first race that is not of a plain read alone, or None.
+        fault: the first race that is not of a plain read alone, or whose value was used, or None.
         gives_up: whether there are more reads than are taken down.
     """
 
-    def __init__(self, regions: frozenset[str], known: Mapping[Read, Raced]) -> None:
+    def __init__(self, regions: frozenset[str], known: Mapping[Read, Raced], first: tuple[int, str]) -> None:
         super().__init__(*regions)
-        self.known = known
+        self.known, self.first = known, first
         self.found: dict[Read, Raced] = {}
         self.fault: RaceError | None = None
         self.gives_up = False
@@ -200,6 +201,18 @@ class RacingReads(RaceWitness):
                 mask[row, [byte - first for byte in inside]] = True
                 self._followed[read].update(inside)
         return (mask, errors) if errors else None
+
+    def refuse(self, error: RaceError) -> None:
+        """The value of a read that raced is used, see `RaceError.use`.
+
+        The race that was met first is told first, so that the launch goes on behind another one.
+
+        Raises:
+            RaceError: it is that race.
+        """
+        if (error.line, error.text) == self.first:
+            raise error
+        self.fault = self.fault or error
 
     def new(self) -> dict[Read, Raced]:
         """What this run found and no earlier one: it was not followed."""

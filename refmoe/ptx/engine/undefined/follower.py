@@ -26,7 +26,7 @@ from refmoe.ptx.engine.undefined.findings import Use, finding
 from refmoe.ptx.engine.undefined.origins import Origins, Raced, Uninitialised
 from refmoe.ptx.engine.undefined.rules import everything
 from refmoe.ptx.engine.undefined.shades import Shade
-from refmoe.ptx.errors import LaneError
+from refmoe.ptx.errors import RaceError
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.program.registers import results_and_uses
 from refmoe.ptx.program.unwritten import instructions_of, uses_of
@@ -70,15 +70,20 @@ class Following:
             RaceError: likewise, and it came from a read that races.
         """
         for region in outputs:
-            left = memory.first_left(region)
-            if left is not None:
-                assert self.machine is not None
-                byte, bits, origin = left
-                raise finding(
-                    self.machine, self.origins, Use("an output byte", bits, origin, None, 0, region.name, byte)
-                )
+            for byte, bits, origin in memory.each_left(region):
+                self.refuse(Use("an output byte", bits, origin, None, 0, region.name, byte))
         for region in self.touched:
             memory.forget(region)
+
+    def refuse(self, used: Use) -> None:
+        """Raise the error of a use, but for that of a race behind which the launch goes on, see `RacingReads.refuse`."""
+        assert self.machine is not None
+        error = finding(self.machine, self.origins, used)
+        if isinstance(error, RaceError):
+            assert self.racing is not None
+            self.racing.refuse(error)
+        else:
+            raise error
 
     def came_from_a_race(self, origin: int) -> bool:
         """Whether a value came from a read that races."""
@@ -216,10 +221,7 @@ class UndefinedFollower:
         if open_.any():
             bad = int(np.argmax(open_))
             used = Use(sink, int(masks[bad]), int(origins[bad]), instruction, int(lanes[bad]))
-            raise self._finding(used)
-
-    def _finding(self, used: Use) -> LaneError:
-        return finding(self.machine, self.following.origins, used)
+            self.following.refuse(used)
 
     # What accesses tell
 

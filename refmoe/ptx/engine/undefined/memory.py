@@ -6,6 +6,7 @@ store of what is defined makes it one that somebody wrote, and what the table sa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -101,17 +102,16 @@ def load(region: Region, index: Array, width: int) -> tuple[Array, Array, Array]
     return bits, origins, missing
 
 
-def first_left(region: Region) -> tuple[int, int, int] | None:
-    """(byte, its undefined bits, where they came from) of the first byte of a buffer that was left undefined."""
+def each_left(region: Region) -> Iterator[tuple[int, int, int]]:
+    """(byte, its undefined bits, where they came from) of the first byte of each origin that a buffer was left with."""
     table = region.undefined
     if not isinstance(table, UndefinedBytes) or region.valid is None:
-        return None
+        return
     size = min(region.size, table.bits.size)
-    left = (table.marked[:size] != 0) & (region.valid[:size] == 0) & (table.bits[:size] != 0)
-    if not left.any():
-        return None
-    at = int(np.argmax(left))
-    return at, int(table.bits[at]), int(table.origins[at])
+    left = np.flatnonzero((table.marked[:size] != 0) & (region.valid[:size] == 0) & (table.bits[:size] != 0))
+    _, first = np.unique(table.origins[left], return_index=True)
+    for at in left[np.sort(first)].tolist():
+        yield at, int(table.bits[at]), int(table.origins[at])
 
 
 def forget(region: Region) -> None:
