@@ -23,9 +23,12 @@ from refmoe.verify.kernel import Devices
 #: Rooms whose tests ask which races are found. To explain one takes a hundred launches, which tests/ptx/findings judge;
 #: `make explained` runs these rooms with explanations too, so that none of them ends in another error.
 UNEXPLAINED = ("ptx/engine", "ptx/bulk", "ptx/tensor_cores", "ptx/async_copies")
-#: Rooms whose tests ask which accesses race: their kernels read, and throw away what they read. What becomes of the values
-#: is the subject of tests/ptx/undefined/test_racing_reads.py.
-UNFOLLOWED = ("ptx/engine", "ptx/bulk", "ptx/tensor_cores", "ptx/async_copies", "ptx/schedules/test_elements.py")
+#: Rooms whose tests ask which accesses race: their kernels read, and throw away what they read. What becomes of the
+#: values is the subject of tests/ptx/undefined/test_racing_reads.py.
+UNFOLLOWED = (
+    "ptx/engine", "ptx/bulk", "ptx/tensor_cores", "ptx/async_copies", "ptx/schedules/test_elements.py",
+    "ptx/findings/test_exact.py",
+)  # fmt: skip
 # Its tests are of a package with the toy family laid over it, see tests/families/test_toy_family.py.
 collect_ignore = ["support/toy"]
 

@@ -238,7 +238,11 @@ def launch(
             joins = compute_capability(running.target) >= _LANES_APART and not view.alone
             follows = looked_for.follows_races and witness is None
             repeats = Repeats(
-                looked_for, lambda: running.compile(entry, view), joins, exact, lambda: follows and steps <= LONGEST_SEEN
+                looked_for,
+                lambda: running.compile(entry, view),
+                joins,
+                exact,
+                lambda: follows and steps <= LONGEST_SEEN,
             )
             while True:
                 tally = _Tally()

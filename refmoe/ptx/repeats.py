@@ -1,8 +1,8 @@
 """Why a launch runs again: what it met has to be looked at more closely than a launch usually is.
 
 Launches are deterministic, and memory is as it was when one has failed. So undefined values, which are expensive to
-follow, are followed only where a first run meets some, and values that were read in a race only where there is one. And instructions in several branches at which lanes meet are
-made one only where lanes have come to them.
+follow, are followed only where a first run meets some, and values that were read in a race only where there is one.
+And instructions in several branches at which lanes meet are made one only where lanes have come to them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from refmoe.ptx.engine.code import FOLLOWING, FOLLOWING_APART, Code, View
 from refmoe.ptx.engine.lanes import Checks
-from refmoe.ptx.engine.order.racing_reads import Raced, RacingReads, is_followed
+from refmoe.ptx.engine.order.racing_reads import RacedWith, RacingReads, is_followed
 from refmoe.ptx.engine.slow import Suspected
 from refmoe.ptx.engine.undefined.follower import Following, Place
 from refmoe.ptx.errors import Deadlock, MemoryFault, RaceError, UnknownOpcode, WarpError
@@ -112,8 +112,12 @@ class Repeats:
             known = dict(racing.known)
             for read, raced in new.items():
                 before = known.get(read, raced)
-                known[read] = Raced(before.error, before.bytes | raced.bytes)
-            self.racing, self.follows, self._looks = RacingReads(racing.regions, known, racing.first), True, self._looks + 1
+                known[read] = RacedWith(before.error, before.bytes | raced.bytes)
+            self.racing, self.follows, self._looks = (
+                RacingReads(racing.regions, known, racing.first),
+                True,
+                self._looks + 1,
+            )
             return True
         fault = racing.lost() or racing.fault
         if fault is not None:

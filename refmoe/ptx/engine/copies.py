@@ -47,8 +47,8 @@ class Flight:
         source: the buffer, or None where nothing is read.
         index: int64 [n], byte index into it.
         landed: whether its bytes are there already, though nobody has waited for them.
-        raced: of what it reads in a race, and is followed, uint8 [n, bytes of a copy] and where it came from, int64 [n],
-            see `UndefinedFollower.raced`; None for nothing.
+        raced: what raced of what it reads, uint8 [n, bytes of a copy], and where it came from, int64 [n], see
+            `UndefinedFollower.raced`; None for nothing.
     """
 
     work: CopyAsync

@@ -183,7 +183,8 @@ class Trials:
             return replace(found, why=late or self._why(race))
         return replace(
             found, missing=change.remedy.missing, remedy=change.remedy.words, tried=True, clean=change.clean,
-            edited=change.text, section=found.section if race.error.warning == "unused value" else change.remedy.section,
+            edited=change.text,
+            section=found.section if race.error.warning == "unused value" else change.remedy.section,
             orders=change.remedy.passes_on,
             schedules=change.agreed.schedules, same=change.agreed.same, why=late,
         )  # fmt: skip

@@ -136,7 +136,9 @@ _OTHER_SHUFFLE = "mov.u32 %r14, 3; shfl.sync.bfly.b32 %r13, %r14, 1, 31, -1;"
 
 def pipeline(consume: str = "", meet: str = "", late: str = "", kept: str = "%r12") -> str:
     """`kept`: the register that reaches the output."""
-    return _PIPELINE.format(consume=consume, meet=meet, late=late, kept=kept, load=load(2).removeprefix("@%p0 ").rstrip(";"))
+    return _PIPELINE.format(
+        consume=consume, meet=meet, late=late, kept=kept, load=load(2).removeprefix("@%p0 ").rstrip(";")
+    )
 
 
 _MAP_STORE = expect(256) + _by_map(load(2)) + wait() + _by_map(store(2)) + COMMIT
@@ -179,7 +181,8 @@ BULK_ROWS = [
     BulkRow("a collective behind the signal", pipeline(late=_SHUFFLE, kept="%r13"),
             pipeline(meet=MEET, late=_SHUFFLE, kept="%r13"), "read-write",
             _PIPE, "bar.warp.sync", "two-lanes-of-a-warp"),
-    BulkRow("mma took the values", pipeline(_MMA, kept="%r30"), pipeline(_MMA, MEET, kept="%r30"), "read-write", _PIPE, "__syncwarp()",
+    BulkRow("mma took the values", pipeline(_MMA, kept="%r30"), pipeline(_MMA, MEET, kept="%r30"), "read-write",
+            _PIPE, "__syncwarp()",
             "values-that-a-collective-took", "warp-collective"),
     BulkRow("a shuffle took the values", pipeline("add.u32 %r12, %r12, 1;" + _SHUFFLE, kept="%r13"),
             pipeline(_SHUFFLE, MEET, kept="%r13"),

@@ -34,7 +34,7 @@ _COPIES = ("cp.async.ca.", "cp.async.cg.")
 _LANES = 32
 
 
-class Place(NamedTuple):
+class ReadBy(NamedTuple):
     """An instruction, as it reads one region."""
 
     region: str
@@ -45,13 +45,13 @@ class Place(NamedTuple):
 class Read(NamedTuple):
     """One read: by which instruction and thread, and how many reads by both came before."""
 
-    place: Place
+    place: ReadBy
     thread: int
     number: int
 
 
 @dataclass
-class Raced:
+class RacedWith:
     """What a read raced with. `bytes`: those of the read that raced, counted as those of the whole launch."""
 
     error: RaceError
@@ -62,9 +62,9 @@ class Raced:
 class _Now:
     """The reads that are being made. `numbers`: by thread; `known`: what is known of each thread's to race."""
 
-    place: Place
+    place: ReadBy
     numbers: Mapping[int, int]
-    known: Mapping[int, tuple[Read, Raced]]
+    known: Mapping[int, tuple[Read, RacedWith]]
 
 
 @cache
@@ -90,16 +90,16 @@ class RacingReads(RaceWitness):
         gives_up: whether there are more reads than are taken down.
     """
 
-    def __init__(self, regions: frozenset[str], known: Mapping[Read, Raced], first: tuple[int, str]) -> None:
+    def __init__(self, regions: frozenset[str], known: Mapping[Read, RacedWith], first: tuple[int, str]) -> None:
         super().__init__(*regions)
         self.known, self.first = known, first
-        self.found: dict[Read, Raced] = {}
+        self.found: dict[Read, RacedWith] = {}
         self.fault: RaceError | None = None
         self.gives_up = False
-        self._by_place: dict[Place, dict[tuple[int, int], tuple[Read, Raced]]] = defaultdict(dict)
+        self._by_place: dict[ReadBy, dict[tuple[int, int], tuple[Read, RacedWith]]] = defaultdict(dict)
         for read, raced in known.items():
             self._by_place[read.place][read.thread, read.number] = read, raced
-        self._counts: dict[Place, dict[int, int]] = defaultdict(dict)
+        self._counts: dict[ReadBy, dict[int, int]] = defaultdict(dict)
         self._now: _Now | None = None
         # Of each region by first byte: (bytes, the read, its record).
         self._reads: dict[str, dict[int, list[tuple[int, Read, int]]]] = {each: defaultdict(list) for each in regions}
@@ -120,7 +120,7 @@ class RacingReads(RaceWitness):
         self._now = None
         if writes or not is_followed(instruction.opcode):
             return
-        place = Place(region, instruction.line, instruction.text)
+        place = ReadBy(region, instruction.line, instruction.text)
         counts, marked = self._counts[place], self._by_place.get(place, {})
         numbers = {thread: counts.get(thread, 0) for thread in threads.tolist()}
         counts.update((thread, number + 1) for thread, number in numbers.items())
@@ -152,7 +152,7 @@ class RacingReads(RaceWitness):
         if not racing:
             self.fault = self.fault or error
         for read in racing:
-            self.found.setdefault(read, Raced(error)).bytes.update(range(byte, byte + width))
+            self.found.setdefault(read, RacedWith(error)).bytes.update(range(byte, byte + width))
 
     def _before(
         self, region: str, byte: int, width: int, thread: int, ordered: Callable[[list[int]], list[bool]]
@@ -188,7 +188,7 @@ class RacingReads(RaceWitness):
             return None
         of = {thread: [each] for thread, each in now.known.items()}
         if instruction.opcode.startswith(_MATRICES):
-            warps: dict[int, list[tuple[Read, Raced]]] = defaultdict(list)
+            warps: dict[int, list[tuple[Read, RacedWith]]] = defaultdict(list)
             for thread, each in now.known.items():
                 warps[thread // _LANES].append(each)
             of = {thread: warps[thread // _LANES] for thread in threads.tolist()}
@@ -214,7 +214,7 @@ class RacingReads(RaceWitness):
             raise error
         self.fault = self.fault or error
 
-    def new(self) -> dict[Read, Raced]:
+    def new(self) -> dict[Read, RacedWith]:
         """What this run found and no earlier one: it was not followed."""
         return {
             read: raced
@@ -224,7 +224,9 @@ class RacingReads(RaceWitness):
 
     def lost(self) -> RaceError | None:
         """The error of a read that raced, and that was not followed although it was known to."""
-        return next((raced.error for read, raced in self.found.items() if not raced.bytes <= self._followed[read]), None)
+        return next(
+            (raced.error for read, raced in self.found.items() if not raced.bytes <= self._followed[read]), None
+        )
 
     def warnings(self) -> tuple[RaceError, ...]:
         """The races of reads whose values nobody used, one for each cause."""

@@ -76,7 +76,7 @@ class Following:
             memory.forget(region)
 
     def refuse(self, used: Use) -> None:
-        """Raise the error of a use, but for that of a race behind which the launch goes on, see `RacingReads.refuse`."""
+        """Raise the error of a use, but for a race behind which the launch goes on, see `RacingReads.refuse`."""
         assert self.machine is not None
         error = finding(self.machine, self.origins, used)
         if isinstance(error, RaceError):

@@ -1,7 +1,8 @@
 """Where undefined values came from: numbers that travel with them, and what each stands for.
 
 A register that nothing wrote, bytes that nobody wrote, and a shuffle that read a lane which does not take part make
-undefined values. Reads that race give values that are followed likewise. Each makes them for many threads at once, so a number stands for a thread as well.
+undefined values. Reads that race give values that are followed likewise. Each makes them for many threads at once, so
+a number stands for a thread as well.
 """
 
 from __future__ import annotations
