@@ -12,6 +12,7 @@ from support.ptx_kernel import line_of, run, text
 from refmoe import ptx
 from refmoe.ptx.device_memory import DeviceMemory
 from refmoe.ptx.engine.order import racing_reads
+from refmoe.ptx.engine.undefined.follower import UndefinedFollower
 
 CELLS = ".shared .align 16 .b8 cells[1024];"
 BLOCK = (64, 1, 1)
@@ -57,6 +58,7 @@ USES: dict[str, tuple[str, str | None]] = {
     "shared memory that nobody reads": ("st.shared.u32 [%r8 + 512], %r5;", None),
     "an output byte": ("st.global.u32 [%d3], %r5;", "an output byte"),
     "an output byte, by a sum": ("add.u32 %r12, %r5, 1; st.global.u32 [%d3], %r12;", "an output byte"),
+    "an output byte, of the upper bits alone": ("shr.u32 %r12, %r5, 24; st.global.u32 [%d3], %r12;", "an output byte"),
     "an output byte, by shared memory": ("st.shared.u32 [%r8 + 512], %r5; ld.shared.u32 %r12, [%r8 + 512];"
         "st.global.u32 [%d3], %r12;", "an output byte"),
     "an output byte, by another thread": ("st.shared.u32 [%r8 + 512], %r5; bar.sync 0; ld.shared.u32 %r12, [%r6 + 512];"
@@ -79,17 +81,22 @@ USES: dict[str, tuple[str, str | None]] = {
 }  # fmt: skip
 
 
-def launched(body: str, checks: ptx.Checks | None = None, **options: Any) -> tuple[ptx.LaunchResult, Any, Any]:
-    """What became of a launch of two warps, and both of its arrays."""
+def launched(body: str, checks: ptx.Checks | None = None, **options: Any) -> ptx.LaunchResult:
+    """What became of a launch of two warps. One that fails leaves both of its arrays as they were."""
     out, given = np.zeros(256, np.uint32), np.arange(256, dtype=np.uint32)
     chosen = ptx.Checks(explain=False) if checks is None else checks
     options = {"block": BLOCK, "declarations": CELLS, **options}
-    return run(body, out, given, checks=chosen, **options), out, given
+    try:
+        return run(body, out, given, checks=chosen, **options)
+    except ptx.PtxError:
+        assert not out.any()
+        np.testing.assert_array_equal(given, np.arange(256))
+        raise
 
 
 def warned(body: str, **options: Any) -> ptx.RaceError:
     """The one warning of a launch, which is of this class."""
-    result, _, _ = launched(body, **options)
+    result = launched(body, **options)
     (warning,) = result.warnings
     assert warning.warning == racing_reads.UNUSED
     assert "nothing depends on the value that was read" in str(warning)
@@ -174,16 +181,29 @@ def test_of_two_races_that_which_is_used_is_the_fault() -> None:
     other = "ld.shared.u32 %r13, [%r6 + 512];\nst.shared.u32 [%r8 + 512], %r10;\nst.global.u32 [%d3], %r13;"
     body = PLACES + "st.shared.u32 [%r8 + 512], %r1; bar.sync 0;" + READS["read first, shared"] + "\n" + other + "ret;"
     assert refused(body).line == line_of(body, "st.shared.u32 [%r8 + 512], %r10", declarations=CELLS)
-    result, _, _ = launched(body.replace("st.global.u32 [%d3], %r13;", ""))
+    result = launched(body.replace("st.global.u32 [%d3], %r13;", ""))
     assert [each.warning for each in result.warnings] == [racing_reads.UNUSED] * 2
 
 
 def test_a_race_in_other_memory_is_looked_at_too() -> None:
     both = READS["read first, shared"] + READS["write first, global"].replace("%r5", "%r14")
-    result, _, _ = launched(PLACES + both + "ret;")
+    result = launched(PLACES + both + "ret;")
     assert sorted(each.space for each in result.warnings) == ["global", "shared"]
     refused(PLACES + both + "st.global.u32 [%d3], %r14; ret;")
     refused(PLACES + both + "st.global.u32 [%d3], %r5; ret;")
+
+
+def test_behind_a_race_another_error_is_that_race() -> None:
+    last = "setp.eq.u32 %p1, %r1, 63;"
+    refused(PLACES + READS["read first, shared"] + last + "@%p1 trap; ret;")
+    refused(PLACES + READS["read first, shared"] + last + "@%p1 ld.global.u32 %r12, [%d3 + 4096]; ret;")
+
+
+def test_a_read_that_is_not_followed_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = PLACES + READS["read first, shared"] + "ret;"
+    warned(body)
+    monkeypatch.setattr(UndefinedFollower, "raced", lambda *_: None)
+    refused(body)
 
 
 # One instruction that reads several times
@@ -391,7 +411,7 @@ def test_under_a_schedule_a_strong_write_of_it_is_a_use() -> None:
 
 
 def test_the_finding_names_both_and_its_section() -> None:
-    result, _, _ = launched(PLACES + READS["read first, shared"] + "ret;", checks=ptx.Checks())
+    result = launched(PLACES + READS["read first, shared"] + "ret;", checks=ptx.Checks())
     (warning,) = result.warnings
     assert warning.finding is not None
     assert warning.finding.section == "values-that-nobody-uses"
