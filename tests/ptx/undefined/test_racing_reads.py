@@ -83,14 +83,15 @@ USES: dict[str, tuple[str, str | None]] = {
 
 def launched(body: str, checks: ptx.Checks | None = None, **options: Any) -> ptx.LaunchResult:
     """What became of a launch of two warps. One that fails leaves both of its arrays as they were."""
-    out, given = np.zeros(256, np.uint32), np.arange(256, dtype=np.uint32)
+    # The launch works in arrays of this size themselves.
+    out, given = np.zeros(2048, np.uint32), np.arange(2048, dtype=np.uint32)
     chosen = ptx.Checks(explain=False) if checks is None else checks
     options = {"block": BLOCK, "declarations": CELLS, **options}
     try:
         return run(body, out, given, checks=chosen, **options)
     except ptx.PtxError:
         assert not out.any()
-        np.testing.assert_array_equal(given, np.arange(256))
+        np.testing.assert_array_equal(given, np.arange(2048))
         raise
 
 
@@ -172,9 +173,12 @@ def test_where_values_are_not_followed_it_is_a_fault(read: str, name: str) -> No
 
 
 def test_a_write_that_races_with_a_write_is_a_fault_beside_it() -> None:
-    both = "st.shared.u32 [%r9 + 768], %r1;"
+    # Threads 0 and 63, after and before what else races.
+    both = "rem.u32 %r12, %r1, 63; setp.eq.u32 %p1, %r12, 0; @%p1 st.shared.u32 [%r9 + 768], %r1;"
+    elsewhere = both.replace("shared", "global").replace("%r9 + 768", "%d0 + 512")
     assert refused(PLACES + READS["read first, shared"] + both + "ret;").kind == "write-write"
     assert refused(PLACES + both + READS["read first, shared"] + "ret;").kind == "write-write"
+    assert refused(PLACES + READS["write first, global"] + elsewhere + "ret;").space == "global"
 
 
 def test_of_two_races_that_which_is_used_is_the_fault() -> None:
@@ -196,7 +200,7 @@ def test_a_race_in_other_memory_is_looked_at_too() -> None:
 def test_behind_a_race_another_error_is_that_race() -> None:
     last = "setp.eq.u32 %p1, %r1, 63;"
     refused(PLACES + READS["read first, shared"] + last + "@%p1 trap; ret;")
-    refused(PLACES + READS["read first, shared"] + last + "@%p1 ld.global.u32 %r12, [%d3 + 4096]; ret;")
+    refused(PLACES + READS["read first, shared"] + last + "@%p1 ld.global.u32 %r12, [%d3 + 8192]; ret;")
 
 
 def test_a_read_that_is_not_followed_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +233,14 @@ def test_only_the_last_read_of_a_loop_races_and_is_not_used() -> None:
     """A prefetch for the next turn, of which there is none: the turns before read in order, and are used."""
     warned(PLACES + TURNS.format(between=WRITTEN, kept="lt") + "ret;")
     refused(PLACES + TURNS.format(between=WRITTEN, kept="le") + "ret;")
+
+
+def test_reads_that_come_before_the_write_are_used_freely() -> None:
+    """A barrier lies behind each read but the last one, and the write behind all of them."""
+    turn = TURNS.format(between="setp.lt.u32 %p6, %r20, 3; @%p6 bar.sync 0;", kept="{kept}")
+    body = PLACES + turn.replace("ret;", "st.shared.u32 [%r8], 777; ret;")
+    warned(body.format(kept="lt"))
+    refused(body.format(kept="eq"))
 
 
 def test_reads_before_the_last_one_race_too() -> None:
@@ -355,10 +367,11 @@ def test_values_left_in_memory_that_lives_on() -> None:
 
 
 def test_a_launch_with_too_many_reads_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    body = PLACES + READS["read first, shared"] + "ret;"
-    warned(body)
-    monkeypatch.setattr(racing_reads, "_MOST", 63)
-    refused(body)
+    body = PLACES + "ld.shared.u32 %r5, [%r6]; ld.shared.u32 %r14, [%r6]; st.shared.u32 [%r8], 777;"
+    warned(body + "ret;")
+    monkeypatch.setattr(racing_reads, "_MOST", 64)
+    refused(body + "ret;")
+    refused(body + "st.global.u32 [%d3], %r14; ret;")
 
 
 # Other kernels' own patterns
