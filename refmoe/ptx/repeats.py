@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from refmoe.ptx.engine.code import FOLLOWING, FOLLOWING_APART, Code, View
 from refmoe.ptx.engine.lanes import Checks
-from refmoe.ptx.engine.order.racing_reads import RacedWith, RacingReads, is_followed
+from refmoe.ptx.engine.order.racing_reads import RacedWith, RacingReads, ReadsFound, is_followed
 from refmoe.ptx.engine.slow import Suspected
 from refmoe.ptx.engine.undefined.follower import Following, Place
 from refmoe.ptx.errors import Deadlock, MemoryFault, RaceError, UnknownOpcode, WarpError
@@ -58,9 +58,8 @@ class Repeats:
         """What the next run knows of undefined values at its start."""
         if not self.follows:
             return None
-        racing = None if self.racing is None or not self.racing.known else self.racing
-        begins = frozenset(self._begins) | (frozenset() if racing is None else racing.places)
-        return Following(begins, everywhere=len(self._begins) > _MOST, racing=racing)
+        begins = frozenset(self._begins) | (frozenset() if self.racing is None else self.racing.places)
+        return Following(begins, everywhere=len(self._begins) > _MOST, racing=self.racing)
 
     @property
     def exact(self) -> frozenset[str]:
@@ -78,6 +77,9 @@ class Repeats:
 
         `error`: how the last one failed.
         """
+        if isinstance(error, ReadsFound):
+            self._follow_what_was_found()
+            return True
         if self._joins and isinstance(error, UnknownOpcode) and error.alike and error.alike not in self._joined:
             self._joined = (*self._joined, error.alike)
             return True
@@ -109,20 +111,22 @@ class Repeats:
         if racing.gives_up or (new and self._looks >= _MOST_LOOKS):
             raise self._race
         if new:
-            known = dict(racing.known)
-            for read, raced in new.items():
-                before = known.get(read, raced)
-                known[read] = RacedWith(before.error, before.bytes | raced.bytes)
-            self.racing, self.follows, self._looks = (
-                RacingReads(racing.regions, known, racing.first),
-                True,
-                self._looks + 1,
-            )
+            self._follow_what_was_found()
             return True
         fault = racing.lost() or racing.fault
         if fault is not None:
             raise self._told(fault)
         return False
+
+    def _follow_what_was_found(self) -> None:
+        racing = self.racing
+        assert racing is not None
+        known = dict(racing.known)
+        for read, raced in racing.new().items():
+            before = known.get(read, raced)
+            known[read] = RacedWith(before.error, before.bytes | raced.bytes)
+        self.racing, self.follows = RacingReads(racing.regions, known, racing.first), True
+        self._looks += 1
 
     @property
     def warnings(self) -> tuple[RaceError, ...]:
@@ -131,7 +135,7 @@ class Repeats:
 
     def _begin_again(self) -> None:
         if self.racing is not None:
-            self.racing = RacingReads(self.racing.regions, self.racing.known, self.racing.first)
+            self.racing = RacingReads(self.racing.regions, self.racing.known, self.racing.first, self.racing.stops)
 
     def _may_go_unused(self, error: RaceError) -> bool:
         """Whether a race may be but a warning, because nobody uses the value that was read."""
@@ -142,7 +146,13 @@ class Repeats:
         if self.racing is None:
             if not error.certain and error.buffer not in self._exact:
                 return False
-            self._race, self.racing = error, RacingReads(frozenset((error.buffer,)), {}, (error.line, error.text))
+            # The value of a read that comes after the write is followed from there on.
+            self._race, self.follows, stops = (
+                error,
+                self.follows or error.kind == "write-read",
+                error.kind == "read-write",
+            )
+            self.racing = RacingReads(frozenset((error.buffer,)), {}, (error.line, error.text), stops)
             return True
         self._looks += 1
         if error.buffer in self.racing.regions or self._looks > _MOST_LOOKS:

@@ -1,9 +1,9 @@
 """Reads that race, of a launch that runs again: which they are, and whether anything depends on what they read.
 
 A race of a plain read changes nothing where the value that was read changes nothing. So the launch goes on behind such
-a race. A run that only looks takes down which reads race: also those that came before the write, whose values have gone
-their way by then. In the next run all of these values are followed, as undefined ones are, see
-`refmoe.ptx.engine.undefined`. What is used ends that run, and what nobody used is a warning.
+a race, and the value is followed, as undefined ones are, see `refmoe.ptx.engine.undefined`. A read that came before
+the write has given its value away by then. It is taken down, and its value is followed in the next run from the start.
+A use ends the run. A run without one, in which every read that races was followed, makes warnings of these races.
 
 A read is known again by its instruction, its thread, and how many reads by that instruction the thread has made before.
 Whatever is not certain stays a fault: a race without such a read, and a read that was not followed to the end.
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refmoe.ptx.engine.order.witness import RaceWitness
+from refmoe.ptx.engine.slow import Suspected
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.state.records import ASYNCHRONOUS, STEP_SHIFT
 from refmoe.ptx.text.memory_ops import memory_opcode
@@ -60,11 +61,15 @@ class RacedWith:
 
 @dataclass(frozen=True)
 class _Now:
-    """The reads that are being made. `numbers`: by thread; `known`: what is known of each thread's to race."""
+    """The reads that are being made. `numbers`: by thread; `racing`: of each thread that is known to race."""
 
     place: ReadBy
     numbers: Mapping[int, int]
-    known: Mapping[int, tuple[Read, RacedWith]]
+    racing: dict[int, tuple[Read, RacedWith]]
+
+
+class ReadsFound(Suspected):
+    """Reads that came before a write race with it: in the next run they can be followed."""
 
 
 @cache
@@ -83,6 +88,7 @@ class RacingReads(RaceWitness):
         regions: their names; every access of theirs is kept.
         known: what earlier runs found, whose values are followed in this one.
         first: line and text of the instruction at which the launch ended at first.
+        stops: whether the run ends as soon as it has found a read that came before a write.
 
     Attributes:
         found: what this run found.
@@ -90,9 +96,11 @@ class RacingReads(RaceWitness):
         gives_up: whether there are more reads than are taken down.
     """
 
-    def __init__(self, regions: frozenset[str], known: Mapping[Read, RacedWith], first: tuple[int, str]) -> None:
+    def __init__(
+        self, regions: frozenset[str], known: Mapping[Read, RacedWith], first: tuple[int, str], stops: bool = False
+    ) -> None:
         super().__init__(*regions)
-        self.known, self.first = known, first
+        self.known, self.first, self.stops = known, first, stops
         self.found: dict[Read, RacedWith] = {}
         self.fault: RaceError | None = None
         self.gives_up = False
@@ -105,18 +113,19 @@ class RacingReads(RaceWitness):
         self._reads: dict[str, dict[int, list[tuple[int, Read, int]]]] = {each: defaultdict(list) for each in regions}
         self._widest = self._count = 0
         self._followed: dict[Read, set[int]] = defaultdict(set)
+        # The first race of each kind and later instruction.
+        self._errors: dict[tuple[str, ReadBy], RaceError] = {}
 
     @property
     def places(self) -> frozenset[tuple[int, str]]:
         """Line and text of the instructions whose values are followed."""
-        return frozenset((read.place.line, read.place.text) for read in self.known)
+        return frozenset((self.first, *((read.place.line, read.place.text) for read in self.known)))
 
     def note(
         self, region: str, instruction: Instruction, step: int, begin: Array, width: int, threads: Array,
         writes: bool, reads: bool = False,
     ) -> None:  # fmt: skip
-        """See `RaceWitness.note`."""
-        super().note(region, instruction, step, begin, width, threads, writes, reads)
+        """See `RaceWitness.note`; of earlier accesses only the reads are kept."""
         self._now = None
         if writes or not is_followed(instruction.opcode):
             return
@@ -124,8 +133,8 @@ class RacingReads(RaceWitness):
         counts, marked = self._counts[place], self._by_place.get(place, {})
         numbers = {thread: counts.get(thread, 0) for thread in threads.tolist()}
         counts.update((thread, number + 1) for thread, number in numbers.items())
-        known = {each: marked[each, number] for each, number in numbers.items() if (each, number) in marked}
-        self._now = _Now(place, numbers, known)
+        racing = {each: marked[each, number] for each, number in numbers.items() if (each, number) in marked}
+        self._now = _Now(place, numbers, racing)
         self._widest, self._count = max(self._widest, width), self._count + len(begin)
         if self._count > _MOST:
             self.gives_up = True
@@ -134,6 +143,14 @@ class RacingReads(RaceWitness):
         held = self._reads[region]
         for first, thread in zip(begin.tolist(), threads.tolist(), strict=True):
             held[first].append((width, Read(place, thread, numbers[thread]), flags | thread))
+
+    def earlier(self, region: str, byte: int, record: int, kind: str) -> Instruction | None:
+        """None: whoever explains a race looks for its earlier access."""
+        return None
+
+    def like(self, kind: str, region: str, instruction: Instruction) -> RaceError | None:
+        """A race that was met before, of the same kind and later instruction; thousands are told as one."""
+        return self._errors.get((kind, ReadBy(region, instruction.line, instruction.text)))
 
     def met(
         self, error: RaceError, byte: int, thread: int, width: int = 1,
@@ -151,8 +168,16 @@ class RacingReads(RaceWitness):
             racing = self._before(error.buffer, byte, width, thread, ordered)
         if not racing:
             self.fault = self.fault or error
+        else:
+            self._errors.setdefault((error.kind, ReadBy(error.buffer, error.line, error.text)), error)
         for read in racing:
-            self.found.setdefault(read, RacedWith(error)).bytes.update(range(byte, byte + width))
+            found = self.found.setdefault(read, RacedWith(error))
+            found.bytes.update(range(byte, byte + width))
+            if error.kind == "write-read" and self._now is not None:
+                # What is known of it already is of the same bytes, or it is followed in the next run.
+                self._now.racing.setdefault(read.thread, (read, found))
+        if racing and self.stops and error.kind == "read-write":
+            raise ReadsFound(error.text)
 
     def _before(
         self, region: str, byte: int, width: int, thread: int, ordered: Callable[[list[int]], list[bool]]
@@ -184,12 +209,12 @@ class RacingReads(RaceWitness):
             bool [n, width], the bytes that raced, and of each row that has some what they raced with; None for none.
         """
         now = self._now
-        if now is None or not now.known or now.place != (region, instruction.line, instruction.text):
+        if now is None or not now.racing or now.place != (region, instruction.line, instruction.text):
             return None
-        of = {thread: [each] for thread, each in now.known.items()}
+        of = {thread: [each] for thread, each in now.racing.items()}
         if instruction.opcode.startswith(_MATRICES):
             warps: dict[int, list[tuple[Read, RacedWith]]] = defaultdict(list)
-            for thread, each in now.known.items():
+            for thread, each in now.racing.items():
                 warps[thread // _LANES].append(each)
             of = {thread: warps[thread // _LANES] for thread in threads.tolist()}
         mask, errors = np.zeros((len(begin), width), np.bool_), list[RaceError]()
@@ -215,18 +240,19 @@ class RacingReads(RaceWitness):
         self.fault = self.fault or error
 
     def new(self) -> dict[Read, RacedWith]:
-        """What this run found and no earlier one: it was not followed."""
+        """What this run found without following it, and no earlier one knew."""
         return {
             read: raced
-            for read, raced in self.found.items()
+            for read, raced in self._unfollowed()
             if read not in self.known or not raced.bytes <= self.known[read].bytes
         }
 
     def lost(self) -> RaceError | None:
         """The error of a read that raced, and that was not followed although it was known to."""
-        return next(
-            (raced.error for read, raced in self.found.items() if not raced.bytes <= self._followed[read]), None
-        )
+        return next((raced.error for _, raced in self._unfollowed()), None)
+
+    def _unfollowed(self) -> list[tuple[Read, RacedWith]]:
+        return [(read, raced) for read, raced in self.found.items() if not raced.bytes <= self._followed[read]]
 
     def warnings(self) -> tuple[RaceError, ...]:
         """The races of reads whose values nobody used, one for each cause."""
