@@ -36,7 +36,7 @@ from refmoe.ptx.errors import (
     ScheduleError,
     StepBudgetExceeded,
 )
-from refmoe.ptx.findings.explain import LONGEST_SEEN, LaunchShape, settled
+from refmoe.ptx.findings.explain import LONGEST_SEEN, LaunchShape, runs_again, settled
 from refmoe.ptx.findings.trials import Agreed, Allowance
 from refmoe.ptx.grid import BlockQueue, Grid
 from refmoe.ptx.module import Module
@@ -236,14 +236,8 @@ def launch(
             view = _view(chosen, None if aside else profile)
             # A debugger would stop at the same lines once more.
             joins = compute_capability(running.target) >= _LANES_APART and not view.alone
-            follows = looked_for.follows_races and witness is None
-            repeats = Repeats(
-                looked_for,
-                lambda: running.compile(entry, view),
-                joins,
-                exact,
-                lambda: follows and steps <= LONGEST_SEEN,
-            )
+            follows = looked_for.follows_races and witness is None and runs_again()
+            repeats = Repeats(looked_for, lambda: running.compile(entry, view), joins, exact, follows)
             while True:
                 tally = _Tally()
                 try:
@@ -259,7 +253,7 @@ def launch(
                     if not _again_after_all(repeats, ran):
                         return _Attempted(ran, replace(result, warnings=(*result.warnings, *repeats.warnings)))
                 except (PtxError, Suspected) as error:
-                    if not repeats.again(error):
+                    if not repeats.again(error, steps <= LONGEST_SEEN):
                         raise repeats.finding(error) from None
                 finally:
                     steps = max(steps, tally.steps) if chosen is one else steps

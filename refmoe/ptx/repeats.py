@@ -42,7 +42,7 @@ class Repeats:
     """
 
     def __init__(
-        self, checks: Checks, code: Callable[[], Code], joins: bool, exact: frozenset[str], races: Callable[[], bool]
+        self, checks: Checks, code: Callable[[], Code], joins: bool, exact: frozenset[str], races: bool
     ) -> None:
         self._checks, self._code, self._joins, self._exact, self._races = checks, code, joins, exact, races
         self.follows = False
@@ -72,11 +72,12 @@ class Repeats:
             view = FOLLOWING_APART if view.apart else FOLLOWING
         return view.joining(self._joined)
 
-    def again(self, error: BaseException) -> bool:
+    def again(self, error: BaseException, short: bool = True) -> bool:
         """Note what the next run has to look at; False if there is none.
 
-        `error`: how the last one failed.
+        `error`: how the last one failed. `short`: whether the launch is short enough for races to be followed.
         """
+        self._races = self._races and short
         if isinstance(error, ReadsFound):
             self._follow_what_was_found()
             return True
@@ -85,7 +86,7 @@ class Repeats:
             return True
         if isinstance(error, RaceError):
             return self._may_go_unused(error)
-        if self.racing is None and isinstance(error, MemoryFault) and error.under_way and self._races():
+        if self.racing is None and isinstance(error, MemoryFault) and error.under_way and self._races:
             self._race, self.racing = error, RacingReads(frozenset((error.buffer or "",)), {}, (error.line, error.text))
         elif not self._may_be_undefined(error):
             return False
@@ -139,7 +140,7 @@ class Repeats:
 
     def _may_go_unused(self, error: RaceError) -> bool:
         """Whether a race may be but a warning, because nobody uses the value that was read."""
-        if error.use or not self._races() or error.kind not in _OF_READS or error.warning:
+        if error.use or not self._races or error.kind not in _OF_READS or error.warning:
             return False
         if error.kind == "write-read" and not is_followed(_GUARD.sub("", error.text).split()[0].rstrip(";")):
             return False
@@ -147,12 +148,9 @@ class Repeats:
             if not error.certain and error.buffer not in self._exact:
                 return False
             # The value of a read that comes after the write is followed from there on.
-            self._race, self.follows, stops = (
-                error,
-                self.follows or error.kind == "write-read",
-                error.kind == "read-write",
-            )
-            self.racing = RacingReads(frozenset((error.buffer,)), {}, (error.line, error.text), stops)
+            behind = error.kind == "write-read"
+            self._race, self.follows = error, self.follows or behind
+            self.racing = RacingReads(frozenset((error.buffer,)), {}, (error.line, error.text), stops=not behind)
             return True
         self._looks += 1
         if error.buffer in self.racing.regions or self._looks > _MOST_LOOKS:

@@ -57,12 +57,20 @@ R = TypeVar("R", bound=EndedLaunch, covariant=True)
 
 @contextmanager
 def unexplained() -> Iterator[None]:
-    """Launches in the block, of this thread, that race say no more than that: nothing is run again to explain it."""
+    """Launches in the block, of this thread, that race say no more than that.
+
+    Nothing is run again, neither to explain a race nor to find out whether anybody uses the value that was read.
+    """
     token = _EXPLAINS.set(False)
     try:
         yield
     finally:
         _EXPLAINS.reset(token)
+
+
+def runs_again() -> bool:
+    """Whether launches that race are run again: not in a block of `unexplained`."""
+    return _EXPLAINS.get()
 
 
 class Attempt(Protocol[R]):

@@ -13,6 +13,7 @@ from refmoe import ptx
 from refmoe.ptx.device_memory import DeviceMemory
 from refmoe.ptx.engine.order import racing_reads
 from refmoe.ptx.engine.undefined.follower import UndefinedFollower
+from refmoe.ptx.findings import unexplained
 
 CELLS = ".shared .align 16 .b8 cells[1024];"
 BLOCK = (64, 1, 1)
@@ -167,6 +168,11 @@ CHECKS = {
 @pytest.mark.parametrize("read", ["read first, shared", "write first, global"])
 def test_where_values_are_not_followed_it_is_a_fault(read: str, name: str) -> None:
     refused(PLACES + READS[read] + "ret;", checks=CHECKS[name])
+
+
+def test_nothing_runs_again_where_nothing_is_explained() -> None:
+    with unexplained():
+        refused(PLACES + READS["read first, shared"] + "ret;")
 
 
 # Several races
