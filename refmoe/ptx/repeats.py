@@ -87,7 +87,7 @@ class Repeats:
         if isinstance(error, RaceError):
             return self._may_go_unused(error)
         if self.racing is None and isinstance(error, MemoryFault) and error.under_way and self._races:
-            self._race, self.racing = error, RacingReads(frozenset((error.buffer or "",)), {}, (error.line, error.text))
+            self._race, self.racing = error, RacingReads(frozenset((error.buffer or "",)), {}, error)
         elif not self._may_be_undefined(error):
             return False
         self._begin_again()
@@ -150,7 +150,7 @@ class Repeats:
             # The value of a read that comes after the write is followed from there on.
             behind = error.kind == "write-read"
             self._race, self.follows = error, self.follows or behind
-            self.racing = RacingReads(frozenset((error.buffer,)), {}, (error.line, error.text), stops=not behind)
+            self.racing = RacingReads(frozenset((error.buffer,)), {}, error, stops=not behind)
             return True
         self._looks += 1
         if error.buffer in self.racing.regions or self._looks > _MOST_LOOKS:

@@ -21,7 +21,7 @@ import numpy as np
 
 from refmoe.ptx.engine.order.witness import RaceWitness
 from refmoe.ptx.engine.slow import Suspected
-from refmoe.ptx.errors import RaceError
+from refmoe.ptx.errors import LaneError, RaceError
 from refmoe.ptx.state.records import ASYNCHRONOUS, STEP_SHIFT
 from refmoe.ptx.text.memory_ops import memory_opcode
 from refmoe.ptx.text.syntax import Instruction
@@ -87,7 +87,7 @@ class RacingReads(RaceWitness):
     Args:
         regions: their names; every access of theirs is kept.
         known: what earlier runs found, whose values are followed in this one.
-        first: line and text of the instruction at which the launch ended at first.
+        first: with what the launch ended at first: a race, or a read of what a copy is under way to.
         stops: whether the run ends as soon as it has found a read that came before a write.
 
     Attributes:
@@ -97,7 +97,7 @@ class RacingReads(RaceWitness):
     """
 
     def __init__(
-        self, regions: frozenset[str], known: Mapping[Read, RacedWith], first: tuple[int, str], stops: bool = False
+        self, regions: frozenset[str], known: Mapping[Read, RacedWith], first: LaneError, stops: bool = False
     ) -> None:
         super().__init__(*regions)
         self.known, self.first, self.stops = known, first, stops
@@ -119,7 +119,8 @@ class RacingReads(RaceWitness):
     @property
     def places(self) -> frozenset[tuple[int, str]]:
         """Line and text of the instructions whose values are followed."""
-        return frozenset((self.first, *((read.place.line, read.place.text) for read in self.known)))
+        read = ((each.place.line, each.place.text) for each in self.known)
+        return frozenset(((self.first.line, self.first.text), *read))
 
     def note(
         self, region: str, instruction: Instruction, step: int, begin: Array, width: int, threads: Array,
@@ -171,13 +172,21 @@ class RacingReads(RaceWitness):
         else:
             self._errors.setdefault((error.kind, ReadBy(error.buffer, error.line, error.text)), error)
         for read in racing:
-            found = self.found.setdefault(read, RacedWith(error))
+            found = self.found.setdefault(read, RacedWith(self._told(error, read)))
             found.bytes.update(range(byte, byte + width))
             if error.kind == "write-read" and self._now is not None:
                 # What is known of it already is of the same bytes, or it is followed in the next run.
                 self._now.racing.setdefault(read.thread, (read, found))
         if racing and self.stops and error.kind == "read-write":
             raise ReadsFound(error.text)
+
+    def _told(self, error: RaceError, read: Read) -> RaceError:
+        """The race of a read as the first run met it, if it is by that instruction: threads may come in any order."""
+        first = self.first
+        if isinstance(first, RaceError) and first.kind == "write-read":
+            same = read.place == ReadBy(first.buffer, first.line, first.text)
+            return first if same else error
+        return error
 
     def _before(
         self, region: str, byte: int, width: int, thread: int, ordered: Callable[[list[int]], list[bool]]
@@ -235,7 +244,7 @@ class RacingReads(RaceWitness):
         Raises:
             RaceError: it is that race.
         """
-        if (error.line, error.text) == self.first:
+        if (error.line, error.text) == (self.first.line, self.first.text):
             raise error
         self.fault = self.fault or error
 
