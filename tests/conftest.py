@@ -27,7 +27,7 @@ UNEXPLAINED = ("ptx/engine", "ptx/bulk", "ptx/tensor_cores", "ptx/async_copies")
 #: values is the subject of tests/ptx/undefined/test_racing_reads.py.
 UNFOLLOWED = (
     "ptx/engine", "ptx/bulk", "ptx/tensor_cores", "ptx/async_copies", "ptx/schedules/test_elements.py",
-    "ptx/findings/test_exact.py",
+    "ptx/findings/test_exact.py", "ptx/native/test_ways.py",
 )  # fmt: skip
 # Its tests are of a package with the toy family laid over it, see tests/families/test_toy_family.py.
 collect_ignore = ["support/toy"]
