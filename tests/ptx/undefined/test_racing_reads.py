@@ -195,6 +195,27 @@ def test_of_two_races_that_which_is_used_is_the_fault() -> None:
     assert [each.warning for each in result.warnings] == [racing_reads.UNUSED] * 2
 
 
+def test_the_race_that_was_met_first_is_told_first() -> None:
+    """Its value is used last."""
+    body = (
+        PLACES + "st.shared.u32 [%r8 + 512], %r1; bar.sync 0;\nld.shared.u32 %r5, [%r6]; st.shared.u32 [%r8], 777;\n"
+        "ld.shared.u32 %r13, [%r6 + 512]; st.shared.u32 [%r8 + 512], 777; setp.gt.u32 %p1, %r13, 99; @%p1 bra NEXT;\n"
+        "NEXT: st.global.u32 [%d3], %r5; ret;"
+    )
+    error = refused(body)
+    assert error.line == line_of(body, "st.shared.u32 [%r8], 777", declarations=CELLS)
+    assert error.use.startswith("reaches an output byte")
+    error = refused(body.replace("%d3], %r5", "%d3], %r1"))
+    assert error.line == line_of(body, "st.shared.u32 [%r8 + 512], 777", declarations=CELLS)
+    assert error.use.startswith("reaches a branch")
+
+
+@pytest.mark.parametrize("lane", [0, 1, 31, 32, 33, 63])
+@pytest.mark.parametrize("read", ["read first, shared", "write first, global"])
+def test_every_thread_that_races_counts(read: str, lane: int) -> None:
+    refused(PLACES + READS[read] + f"setp.eq.u32 %p1, %r1, {lane}; @%p1 st.global.u32 [%d3], %r5; ret;")
+
+
 def test_a_race_in_other_memory_is_looked_at_too() -> None:
     both = READS["read first, shared"] + READS["write first, global"].replace("%r5", "%r14")
     result = launched(PLACES + both + "ret;")
