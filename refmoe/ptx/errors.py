@@ -240,8 +240,11 @@ class RaceError(LaneError):
     use: str = ""
 
     def __str__(self) -> str:
-        use = (f"the value that was read {self.use}",) if self.use else ()
-        return "\n  ".join((self.message, *use, *(() if self.finding is None else self.finding.lines())))
+        return "\n  ".join((self.message, *self.use_said(), *(() if self.finding is None else self.finding.lines())))
+
+    def use_said(self) -> tuple[str, ...]:
+        """What is said of the use, a sentence or none."""
+        return (f"the value that was read {self.use}",) if self.use else ()
 
     @property
     def cause(self) -> tuple[Any, ...]:

@@ -109,3 +109,11 @@ def test_a_value_that_nobody_uses_is_listed() -> None:
     assert strict.exit_code == 1
     assert strict.stdout.startswith("RaceError: read-write race")
     assert run("a value that nobody uses", twin=True).exit_code == 0
+
+
+def test_a_fault_says_what_its_value_reaches() -> None:
+    said = "the value that was read reaches an output byte (byte "
+    assert said in run("two warps in a loop").stdout
+    race = json.loads(run("two warps in a loop", "--json").stdout)["fault"]["race"]
+    assert race["use"].startswith("reaches an output byte")
+    assert race["said"][0].startswith(said)
