@@ -22,6 +22,7 @@ from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.lanes import Checks, OutOfTime
 from refmoe.ptx.engine.machine import Launch, Observer
 from refmoe.ptx.engine.order.locations import Order
+from refmoe.ptx.engine.order.racing_reads import ReadsFound
 from refmoe.ptx.engine.order.witness import RaceWitness
 from refmoe.ptx.engine.previous_grid import PreviousGrid, TouchedBytes
 from refmoe.ptx.engine.races import RaceShadow, shadow_of
@@ -252,7 +253,7 @@ def launch(
                     )  # fmt: skip
                     if not _again_after_all(repeats, ran):
                         return _Attempted(ran, replace(result, warnings=(*result.warnings, *repeats.warnings)))
-                except (PtxError, Suspected) as error:
+                except (PtxError, Suspected, ReadsFound) as error:
                     if not repeats.again(error, steps <= LONGEST_SEEN):
                         raise repeats.finding(error) from None
                 finally:

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refmoe.ptx.engine.order.witness import RaceWitness
-from refmoe.ptx.engine.slow import Suspected
 from refmoe.ptx.errors import LaneError, RaceError
 from refmoe.ptx.state.records import ASYNCHRONOUS, STEP_SHIFT
 from refmoe.ptx.text.memory_ops import memory_opcode
@@ -68,7 +67,7 @@ class _Now:
     racing: dict[int, tuple[Read, RacedWith]]
 
 
-class ReadsFound(Suspected):
+class ReadsFound(Exception):
     """Reads that came before a write race with it: in the next run they can be followed."""
 
 
