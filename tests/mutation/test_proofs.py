@@ -13,7 +13,7 @@ from refmoe.cuda.launch import Entry, LaunchPlan
 from refmoe.errors import RefmoeError
 from refmoe.mutation import ptx
 from refmoe.mutation.proofs import differences, program, values
-from refmoe.mutation.proofs.program import Program, Registers
+from refmoe.mutation.proofs.program import EntryCode, KnownRegisters
 from refmoe.mutation.site import Site, sites_of
 
 KERNEL = """\
@@ -181,19 +181,19 @@ def test_what_never_runs_may_be_anything_and_what_guards_it_not() -> None:
     assert (line("setp.gt.u32  %p4"), "63", "64") in found
 
 
-def guard_that_is_always_true(self: Registers, each: ptx.Instruction) -> int:
+def guard_that_is_always_true(self: KnownRegisters, each: ptx.Instruction) -> int:
     return values.TRUE
 
 
-def shifted_by_one_more(name: str, value: values.Value, amount: int, *, signed: bool) -> values.Value:
+def shifted_by_one_more(name: str, value: values.KnownWord, amount: int, *, signed: bool) -> values.KnownWord:
     return SHIFTED(name, value, amount + 1, signed=signed)
 
 
-def carried_without_a_sum(each: ptx.Instruction, masks: list[int], registers: Registers) -> int:
+def carried_without_a_sum(each: ptx.Instruction, masks: list[int], registers: KnownRegisters) -> int:
     return 0 if each.name == "xor" else CARRIED(each, masks, registers)
 
 
-def narrow_thread_numbers(self: Program) -> int:
+def narrow_thread_numbers(self: EntryCode) -> int:
     return 32
 
 
@@ -201,11 +201,11 @@ def lanes_that_all_store_nothing(mode: str, lane: int, step: int) -> int:
     return lane
 
 
-def every_bit_is_read_by_nobody(name: str, masks: list[int], held: list[values.Value | None], full: int) -> int:
+def every_bit_is_read_by_nobody(name: str, masks: list[int], held: list[values.KnownWord | None], full: int) -> int:
     return 0
 
 
-def anything_is_at_least_0(bits: int) -> values.Value:
+def anything_is_at_least_0(bits: int) -> values.KnownWord:
     return values.between(bits, 0, (1 << (bits - 1)) - 1)
 
 
@@ -220,7 +220,7 @@ SHIFTED, CARRIED = values.shifted, differences.carried
         (differences, "_source", lanes_that_all_store_nothing),
         (differences, "_through_bits", every_bit_is_read_by_nobody),
         (values, "anything", anything_is_at_least_0),
-        (Program, "threads", property(narrow_thread_numbers)),
+        (EntryCode, "threads", property(narrow_thread_numbers)),
     ],
 )
 def test_a_rule_that_is_wrong_proves_what_is_wrong(
@@ -247,8 +247,8 @@ def test_text_that_is_not_understood_proves_nothing() -> None:
 def test_every_register_of_a_declaration_is_known() -> None:
     # A register that is not known would hide what an instruction reads.
     text = KERNEL.replace("\t.reg .b32 \t%f<9>;\n", "\t.reg .b32 \t%f<9>;\n\t.reg .b8 one, two;\n")
-    assert Program.of(text).widths["two"] == 8
-    assert Program.of(text).registers("{one, two}") == ["one", "two"]
+    assert EntryCode.of(text).widths["two"] == 8
+    assert EntryCode.of(text).registers("{one, two}") == ["one", "two"]
 
 
 @pytest.mark.parametrize(

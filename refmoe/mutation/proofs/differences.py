@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass, field
 
 from refmoe.mutation.proofs import values
-from refmoe.mutation.proofs.program import WARP, NoProof, Program, Registers
-from refmoe.mutation.proofs.values import EITHER, TRUE, Value
+from refmoe.mutation.proofs.program import WARP, EntryCode, KnownRegisters, NoProof
+from refmoe.mutation.proofs.values import EITHER, TRUE, KnownWord
 from refmoe.mutation.ptx import Instruction
 from refmoe.mutation.site import Site
 
@@ -73,7 +73,7 @@ def proof(site: Site, text: str) -> str | None:
         text: the sound module of the entry.
     """
     try:
-        program, changed = Program.of(text), Program.of(site.applied(text))
+        program, changed = EntryCode.of(text), EntryCode.of(site.applied(text))
         at = next(index for index, each in enumerate(program.code) if each.start <= site.start < each.end)
         dropped = len(changed.code) < len(program.code)
         old, new = program.code[at], None if dropped else changed.code[at]
@@ -84,13 +84,13 @@ def proof(site: Site, text: str) -> str | None:
         return None
 
 
-def _unseen(program: Program, at: int, old: Instruction, new: Instruction | None) -> str | None:
-    anyone = Registers(program).solve()
+def _unseen(program: EntryCode, at: int, old: Instruction, new: Instruction | None) -> str | None:
+    anyone = KnownRegisters(program).solve()
     if at not in anyone.instructions():
         return "the instruction never runs"
     if old.name != "shfl":
         return "no bit that differs is seen by anything" if _holds(_Run([anyone], at, old, new)) else None
-    lanes = [Registers(program, lane, anyone).solve() for lane in range(WARP)]
+    lanes = [KnownRegisters(program, lane, anyone).solve() for lane in range(WARP)]
     if _holds(_Run(lanes, at, old, new)):
         return "no bit that differs is seen by anything, lane by lane"
     return None
@@ -115,14 +115,14 @@ class _Run:
         differ: by lane and register, a mask of bits that may differ; 1 of a predicate that may.
     """
 
-    lanes: list[Registers]
+    lanes: list[KnownRegisters]
     at: int
     old: Instruction
     new: Instruction | None
     differ: dict[tuple[int, str], int] = field(default_factory=dict)
 
     @property
-    def program(self) -> Program:
+    def program(self) -> EntryCode:
         return self.lanes[0].program
 
     def solve(self) -> None:
@@ -282,7 +282,7 @@ def _source(mode: str, lane: int, step: int) -> int:
     return _at(mode, lane, step) if _in_warp(mode, lane, step) else lane
 
 
-def carried(each: Instruction, masks: list[int], registers: Registers) -> int:
+def carried(each: Instruction, masks: list[int], registers: KnownRegisters) -> int:
     """The bits of a result that may differ, of the bits of operands that may; -1 for all.
 
     Values are those of the sound entry. So they tell nothing of an operand's bits that differ.
@@ -330,7 +330,7 @@ def carried(each: Instruction, masks: list[int], registers: Registers) -> int:
     return -1
 
 
-def _through_bits(name: str, masks: list[int], held: list[Value | None], full: int) -> int:
+def _through_bits(name: str, masks: list[int], held: list[KnownWord | None], full: int) -> int:
     found = 0
     for mine, other in ((0, 1), (1, 0)):
         value = held[other]
@@ -344,7 +344,9 @@ def _carries(mask: int) -> int:
     return -(mask & -mask) if mask else 0
 
 
-def _through_shift(name: str, kind: str, masks: list[int], sources: list[str], registers: Registers, bits: int) -> int:
+def _through_shift(
+    name: str, kind: str, masks: list[int], sources: list[str], registers: KnownRegisters, bits: int
+) -> int:
     amount = registers.of(sources[1], 32)
     if masks[1] or amount is None or amount.constant is None:
         return -1
@@ -355,7 +357,7 @@ def _through_shift(name: str, kind: str, masks: list[int], sources: list[str], r
     return (smeared >> by) & ((1 << bits) - 1)
 
 
-def between_opcodes(old: Instruction, new: Instruction, registers: Registers) -> int:
+def between_opcodes(old: Instruction, new: Instruction, registers: KnownRegisters) -> int:
     """The bits in which the results of two opcodes may differ on the same operands; -1 for all."""
     one, other = old.opcode.split("."), new.opcode.split(".")
     if old.name != new.name or len(one) != len(other):
@@ -386,7 +388,7 @@ def _narrower(before: str, after: str) -> int:
     return -1 << int(kinds[1][1]) if kinds[0] and kinds[1] else -1
 
 
-def _signs(old: Instruction, parts: list[str], words: list[Value], registers: Registers) -> int:
+def _signs(old: Instruction, parts: list[str], words: list[KnownWord], registers: KnownRegisters) -> int:
     """Signed and unsigned operands of an instruction on integers."""
     if old.name in ("mul", "mad") and parts[1] == "wide":
         return 0 if words[0].unsigned and words[1].unsigned else -1 << words[0].bits
@@ -403,7 +405,7 @@ def _signs(old: Instruction, parts: list[str], words: list[Value], registers: Re
     return -1
 
 
-def _comparisons(old: Instruction, one: list[str], other: list[str], registers: Registers) -> int:
+def _comparisons(old: Instruction, one: list[str], other: list[str], registers: KnownRegisters) -> int:
     types = _INTEGER.match(one[2]), _INTEGER.match(other[2])
     if not types[0] or not types[1] or types[0][2] != types[1][2]:
         return -1
@@ -421,7 +423,7 @@ def _comparisons(old: Instruction, one: list[str], other: list[str], registers: 
     return 0 if frozenset((one[1], other[1])) in closer and one[2] == other[2] and never_equal else -1
 
 
-def _decided_alike(old: Instruction, new: Instruction, registers: Registers) -> bool:
+def _decided_alike(old: Instruction, new: Instruction, registers: KnownRegisters) -> bool:
     """Whether two comparisons of integers, each of its own operands, always have the same truth."""
     parts = old.opcode.split(".")
     kind = _INTEGER.match(parts[-1])
@@ -436,7 +438,9 @@ def _decided_alike(old: Instruction, new: Instruction, registers: Registers) -> 
     return truths[0] == truths[1] != EITHER
 
 
-def _conversions(old: Instruction, parts: list[str], at: int, before: str, after: str, registers: Registers) -> int:
+def _conversions(
+    old: Instruction, parts: list[str], at: int, before: str, after: str, registers: KnownRegisters
+) -> int:
     source = _INTEGER.match(parts[-1])
     if source is None:
         return -1

@@ -15,9 +15,9 @@ from refmoe.cuda.arguments import INT32_MAX
 from refmoe.cuda.launch import LaunchPlan
 from refmoe.mutation import ptx
 from refmoe.mutation.proofs import values
-from refmoe.mutation.proofs.values import EITHER, FALSE, TRUE, Value
+from refmoe.mutation.proofs.values import EITHER, FALSE, TRUE, KnownWord
 
-Held = Value | int
+Held = KnownWord | int
 WARP = 32
 
 
@@ -49,7 +49,7 @@ _FLOAT = re.compile(r"0f([0-9A-Fa-f]{8})$")
 
 
 @dataclass(frozen=True)
-class Block:
+class StraightCode:
     """Instructions that run one after the other; `labels` name the first."""
 
     labels: tuple[str, ...]
@@ -57,7 +57,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Program:
+class EntryCode:
     """The text of an entry.
 
     Attributes:
@@ -68,10 +68,10 @@ class Program:
 
     text: str
     code: tuple[ptx.Instruction, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[StraightCode, ...]
 
     @classmethod
-    def of(cls, text: str) -> Program:
+    def of(cls, text: str) -> EntryCode:
         """Take a module of one entry apart.
 
         Raises:
@@ -84,7 +84,7 @@ class Program:
             + [(each.start, each.end, index) for index, each in enumerate(code)]
         )
         at = body
-        blocks: list[Block] = []
+        blocks: list[StraightCode] = []
         labels: list[str] = []
         held: list[int] = []
         for start, end, mark in marks:
@@ -92,7 +92,7 @@ class Program:
             at = end
             if isinstance(mark, str):
                 if held:
-                    blocks.append(Block(tuple(labels), tuple(held)))
+                    blocks.append(StraightCode(tuple(labels), tuple(held)))
                     labels, held = [], []
                 labels.append(mark)
                 continue
@@ -100,10 +100,10 @@ class Program:
             if code[mark].name in ("call", "brx"):
                 raise NoProof(f"what {code[mark].opcode} does")
             if code[mark].name in ("bra", "ret", "exit", "trap"):
-                blocks.append(Block(tuple(labels), tuple(held)))
+                blocks.append(StraightCode(tuple(labels), tuple(held)))
                 labels, held = [], []
         _nothing_between(text[at:])
-        blocks.append(Block(tuple(labels), tuple(held)))
+        blocks.append(StraightCode(tuple(labels), tuple(held)))
         return cls(text, code, tuple(blocks))
 
     @cached_property
@@ -154,7 +154,7 @@ class Program:
 
     @cached_property
     def named(self) -> dict[str, list[str]]:
-        """Registers by operand, as far as anybody has asked."""
+        """KnownRegisters by operand, as far as anybody has asked."""
         return {}
 
     @cached_property
@@ -205,7 +205,7 @@ def _nothing_between(text: str) -> None:
 
 
 @dataclass
-class Registers:
+class KnownRegisters:
     """What registers may hold, for all threads or for those of one lane.
 
     Attributes:
@@ -216,14 +216,14 @@ class Registers:
         reached: numbers of blocks that may run.
     """
 
-    program: Program
+    program: EntryCode
     lane: int | None = None
-    anyone: Registers | None = None
+    anyone: KnownRegisters | None = None
     held: dict[str, Held] = field(default_factory=dict)
     reached: set[int] = field(default_factory=set)
     _grown: dict[str, int] = field(default_factory=dict)
 
-    def solve(self) -> Registers:
+    def solve(self) -> KnownRegisters:
         """Go over all that may run until nothing more is found; gives itself."""
         self.reached = {0}
         waiting = set(self.program.blocks[0].code)
@@ -261,7 +261,7 @@ class Registers:
         found = self.held.get(register, 0)
         return found if isinstance(found, int) else EITHER
 
-    def _after(self, number: int, block: Block) -> Iterator[int]:
+    def _after(self, number: int, block: StraightCode) -> Iterator[int]:
         last = self.program.code[block.code[-1]] if block.code else None
         if last is None or last.name not in ("bra", "ret", "exit", "trap"):
             if number + 1 < len(self.program.blocks):
@@ -276,7 +276,7 @@ class Registers:
                 raise NoProof(f"where {target} is")
             yield self.program.targets[target]
 
-    def of(self, operand: str, bits: int) -> Value | None:
+    def of(self, operand: str, bits: int) -> KnownWord | None:
         """What an operand may be, as a word of so many bits; None if nothing that may run writes it."""
         if re.fullmatch(r"-?\d+|0[xX][0-9a-fA-F]+", operand):
             return values.constant(bits, int(operand, 0))
@@ -294,7 +294,7 @@ class Registers:
             return values.anything(bits)
         return held if held.bits == bits else values.resized(held, bits, signed=False)
 
-    def _special(self, name: str, bits: int) -> Value:
+    def _special(self, name: str, bits: int) -> KnownWord:
         if name in ("%tid.y", "%tid.z", "%ctaid.y", "%ctaid.z"):
             return values.constant(bits, 0)
         if name == "%laneid" or (name == "%tid.x" and self.lane is not None):
@@ -365,11 +365,11 @@ class Registers:
             return None
         return values.compared(parts[1], one, other, signed=parts[-1][0] == "s")
 
-    def _exchanged(self, each: ptx.Instruction, bits: int) -> Value | None:
+    def _exchanged(self, each: ptx.Instruction, bits: int) -> KnownWord | None:
         whose = self.anyone or self
         return whose.of(each.sources[0][1], bits)
 
-    def _word(self, each: ptx.Instruction, width: int) -> Value | None:
+    def _word(self, each: ptx.Instruction, width: int) -> KnownWord | None:
         """The result of an instruction with one result, which is a word; None if an operand is never written."""
         parts, sources = each.opcode.split("."), [operand for _, operand in each.sources]
         kind = _INTEGER.match(parts[-1]) or re.match(r"[bf](8|16|32|64)$", parts[-1])
@@ -402,7 +402,7 @@ class Registers:
             return values.anything(width)
         return made if made.bits == width else values.resized(made, width, signed=signed)
 
-    def _converted(self, parts: list[str], operand: str) -> Value | None:
+    def _converted(self, parts: list[str], operand: str) -> KnownWord | None:
         source, target = _INTEGER.match(parts[-1]), _INTEGER.match(parts[-2])
         if source is None or target is None or len(parts) != 3:
             bits = re.search(r"(8|16|32|64)(?:x2)?$", parts[-2])
@@ -418,7 +418,7 @@ _SPECIAL = frozenset(f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nct
 )
 
 
-def _truth_of(operand: str, registers: Registers) -> int:
+def _truth_of(operand: str, registers: KnownRegisters) -> int:
     if re.fullmatch(r"-?\d+", operand):
         return TRUE if int(operand) else FALSE
     return registers.truth(operand)
@@ -443,7 +443,9 @@ def _combined(name: str, truths: list[int]) -> int:
     return found
 
 
-def _computed(name: str, parts: list[str], words: list[Value], sources: list[str], *, signed: bool) -> Value | None:
+def _computed(
+    name: str, parts: list[str], words: list[KnownWord], sources: list[str], *, signed: bool
+) -> KnownWord | None:
     """The result of an instruction on integers, or on bits; None if nothing is known of it."""
     if parts[-1][0] == "f":
         return _float_bits(name, words)
@@ -485,7 +487,7 @@ def _computed(name: str, parts: list[str], words: list[Value], sources: list[str
     return None
 
 
-def _float_bits(name: str, words: list[Value]) -> Value | None:
+def _float_bits(name: str, words: list[KnownWord]) -> KnownWord | None:
     if name == "mov":
         return words[0]
     if name == "selp":

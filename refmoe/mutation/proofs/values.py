@@ -12,7 +12,7 @@ FALSE, TRUE, EITHER = 1, 2, 3
 
 
 @dataclass(frozen=True)
-class Value:
+class KnownWord:
     """A set of words of `bits` bits, which holds every word that the register may have.
 
     Attributes:
@@ -43,7 +43,7 @@ class Value:
         return self.low >= 0
 
 
-def _made(bits: int, low: int, high: int, zeros: int = 0, ones: int = 0) -> Value:
+def _made(bits: int, low: int, high: int, zeros: int = 0, ones: int = 0) -> KnownWord:
     """A value of which each part tells the others what it knows."""
     sign, mask = 1 << (bits - 1), (1 << bits) - 1
     if low >= 0:
@@ -54,34 +54,34 @@ def _made(bits: int, low: int, high: int, zeros: int = 0, ones: int = 0) -> Valu
         low, high = max(low, (ones | sign) - (1 << bits)), min(high, (mask & ~zeros) - (1 << bits))
     if low == high:
         zeros, ones = mask & ~low, mask & low
-    return Value(bits, low, high, zeros, ones)
+    return KnownWord(bits, low, high, zeros, ones)
 
 
-def anything(bits: int) -> Value:
+def anything(bits: int) -> KnownWord:
     """Every word."""
-    return Value(bits, -(1 << (bits - 1)), (1 << (bits - 1)) - 1, 0, 0)
+    return KnownWord(bits, -(1 << (bits - 1)), (1 << (bits - 1)) - 1, 0, 0)
 
 
-def constant(bits: int, word: int) -> Value:
+def constant(bits: int, word: int) -> KnownWord:
     """One word, given modulo 2^bits."""
     word &= (1 << bits) - 1
     signed = word - (1 << bits) if word >> (bits - 1) else word
     return _made(bits, signed, signed)
 
 
-def between(bits: int, low: int, high: int, zeros: int = 0, ones: int = 0) -> Value:
+def between(bits: int, low: int, high: int, zeros: int = 0, ones: int = 0) -> KnownWord:
     """The integers of an interval; anything if it does not fit into the width, where a result wraps around."""
     if low < -(1 << (bits - 1)) or high >= 1 << (bits - 1):
         return _made(bits, -(1 << (bits - 1)), (1 << (bits - 1)) - 1, zeros, ones)
     return _made(bits, low, high, zeros, ones)
 
 
-def known_bits(bits: int, zeros: int, ones: int) -> Value:
+def known_bits(bits: int, zeros: int, ones: int) -> KnownWord:
     """Words of which some bits are known."""
     return _made(bits, -(1 << (bits - 1)), (1 << (bits - 1)) - 1, zeros, ones)
 
 
-def joined(one: Value, other: Value) -> Value:
+def joined(one: KnownWord, other: KnownWord) -> KnownWord:
     """What may be either."""
     if one.bits != other.bits:
         return anything(max(one.bits, other.bits))
@@ -89,7 +89,7 @@ def joined(one: Value, other: Value) -> Value:
     return _made(one.bits, low, high, one.zeros & other.zeros, one.ones & other.ones)
 
 
-def widened(before: Value, after: Value) -> Value:
+def widened(before: KnownWord, after: KnownWord) -> KnownWord:
     """`after`, whose interval goes to the end of the width on each side on which it has grown."""
     if before.bits != after.bits:
         return anything(after.bits)
@@ -99,7 +99,7 @@ def widened(before: Value, after: Value) -> Value:
     return _made(after.bits, low, high, after.zeros, after.ones)
 
 
-def resized(value: Value, bits: int, *, signed: bool) -> Value:
+def resized(value: KnownWord, bits: int, *, signed: bool) -> KnownWord:
     """A value extended by its sign, or by zeros, or cut."""
     if bits <= value.bits:
         mask = (1 << bits) - 1
@@ -112,17 +112,17 @@ def resized(value: Value, bits: int, *, signed: bool) -> Value:
     return between(bits, 0, value.mask, value.zeros, value.ones)
 
 
-def added(one: Value, other: Value) -> Value:
+def added(one: KnownWord, other: KnownWord) -> KnownWord:
     """The sum modulo 2^bits."""
     return between(one.bits, one.low + other.low, one.high + other.high, *_low_bits(one, other, one.ones + other.ones))
 
 
-def subtracted(one: Value, other: Value) -> Value:
+def subtracted(one: KnownWord, other: KnownWord) -> KnownWord:
     """The difference modulo 2^bits."""
     return between(one.bits, one.low - other.high, one.high - other.low, *_low_bits(one, other, one.ones - other.ones))
 
 
-def multiplied(one: Value, other: Value, bits: int) -> Value:
+def multiplied(one: KnownWord, other: KnownWord, bits: int) -> KnownWord:
     """The product of signed words, modulo 2^bits."""
     corners = [left * right for left in (one.low, one.high) for right in (other.low, other.high)]
     zeros, ones = _low_bits(one, other, one.ones * other.ones)
@@ -130,7 +130,7 @@ def multiplied(one: Value, other: Value, bits: int) -> Value:
     return between(bits, min(corners), max(corners), zeros | (1 << trailing) - 1, ones & -(1 << trailing))
 
 
-def bitwise(name: str, one: Value, other: Value) -> Value:
+def bitwise(name: str, one: KnownWord, other: KnownWord) -> KnownWord:
     """`and`, `or` or `xor`."""
     if name == "and":
         made = known_bits(one.bits, one.zeros | other.zeros, one.ones & other.ones)
@@ -143,7 +143,7 @@ def bitwise(name: str, one: Value, other: Value) -> Value:
     return known_bits(one.bits, known & ~word, known & word)
 
 
-def shifted(name: str, value: Value, amount: int, *, signed: bool) -> Value:
+def shifted(name: str, value: KnownWord, amount: int, *, signed: bool) -> KnownWord:
     """`shl` or `shr` by a constant; an amount beyond the width counts as the width."""
     bits, mask = value.bits, value.mask
     amount = min(amount, bits)
@@ -158,7 +158,7 @@ def shifted(name: str, value: Value, amount: int, *, signed: bool) -> Value:
     return known_bits(bits, (value.zeros >> amount) | above, value.ones >> amount)
 
 
-def compared(relation: str, one: Value, other: Value, *, signed: bool) -> int:
+def compared(relation: str, one: KnownWord, other: KnownWord, *, signed: bool) -> int:
     """The truths that a comparison of integers may have."""
     if relation in ("eq", "ne"):
         apart = one.high < other.low or other.high < one.low or bool(one.zeros & other.ones | one.ones & other.zeros)
@@ -175,7 +175,7 @@ def compared(relation: str, one: Value, other: Value, *, signed: bool) -> int:
     return TRUE if high <= least else FALSE if low > greatest else EITHER
 
 
-def _bounds(value: Value, signed: bool) -> tuple[int, int]:
+def _bounds(value: KnownWord, signed: bool) -> tuple[int, int]:
     if signed or value.unsigned:
         return value.low, value.high
     if value.high < 0:
@@ -183,14 +183,14 @@ def _bounds(value: Value, signed: bool) -> tuple[int, int]:
     return 0, value.mask & ~value.zeros
 
 
-def _low_bits(one: Value, other: Value, word: int) -> tuple[int, int]:
+def _low_bits(one: KnownWord, other: KnownWord, word: int) -> tuple[int, int]:
     """Zeros and ones of a sum or a product: of the lowest bits, as far as all of them are known in both operands."""
     known = min(_known_below(one, one.zeros | one.ones), _known_below(other, other.zeros | other.ones))
     mask = (1 << known) - 1
     return mask & ~word, mask & word
 
 
-def _known_below(value: Value, mask: int) -> int:
+def _known_below(value: KnownWord, mask: int) -> int:
     """How many of the lowest bits are in a mask."""
     unknown = value.mask & ~mask
     return (unknown & -unknown).bit_length() - 1 if unknown else value.bits
