@@ -461,6 +461,7 @@ def _default() -> Iterator[Case]:
     many: dict[str, Any] = {"grouping": "masked", "rows": "32800", "sample": 1, "tile_m": 128}
     yield _case("near", Shape(32_800, 128, n=128, e=1), "f32", **many)
     yield _case("near", Shape(32_800, 128, n=128, e=1), "f32", **many, **wgmma)
+    yield _case("near", Shape(32_800, 128, n=128, e=1), **many | {"tile_m": 256}, **wgmma)
     # Windows behind the first band of tiles, in the second expert too: the CTAs that are asked for are numbered so.
     yield _case("near", Shape(300, 128, n=256, e=2), rows="150", sample=1, tile_m=8)
     yield _case("near", Shape(1300, 128, n=256, e=2), rows="650", sample=1, tile_m=64, **wgmma)
@@ -497,6 +498,9 @@ def _default() -> Iterator[Case]:
         for tile_m, ctas in ((64, 1), (128, 1), (256, 1), (128, 2)):
             shape = Shape(_BAND * tile_m + 1, 128, n=2 * ctas * TILE_N, e=1)
             yield _case("near", shape, dtype, rows=str(shape.m), tile_m=tile_m, ctas=ctas, **wgmma)
+            # The last row is in the second half of the 16 that a warp has, and not the last of them.
+            shape = Shape(12, 128, n=ctas * TILE_N, e=1)
+            yield _case("near", shape, dtype, rows="12", tile_m=tile_m, ctas=ctas, **wgmma)
     for k, n in (GATE_UP, DOWN):
         yield _case("near", Shape(_CLASS_ROWS, k, n=n, e=5), rows=_CLASSES, sample=1, scales="mn_major")
     yield _case("near", Shape(100, 128, n=128, e=1), rows="100")  # the widest tile, which the host code chooses
