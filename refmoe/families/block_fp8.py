@@ -484,7 +484,7 @@ def _default() -> Iterator[Case]:
     for dtype in _DTYPES:  # and its second one is narrower, and not larger in its elements
         yield _case("gaussian", 1, 1056, block="128x128", dtype=dtype, multiprocessors=1)
     for dtype, (policy, scales) in product(_DTYPES, _VARIANTS):  # each entry has barriers of its own
-        variant = {"dtype": dtype, "policy": policy, "scales": scales}
+        variant: dict[str, Any] = {"dtype": dtype, "policy": policy, "scales": scales}
         yield _case("fingerprint", 1, 1056, block="128x128", multiprocessors=1, **variant)
     # Each entry has machine code of its own: each meets every fill, those of 1x128 in a case above.
     for dtype, fill in product(_DTYPES, _FILLS):

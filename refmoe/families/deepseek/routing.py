@@ -263,7 +263,7 @@ _ROUNDED = {
 
 
 def _roundings(draw: Draw, case: Case) -> Scores:
-    """`_ROUNDED`, chosen in one group of each token, and each of them in each 32 experts in turn; little of all else."""
+    """`_ROUNDED`, chosen in one group of each token, each of them in each 32 experts in turn; little of all else."""
     tokens, experts = _size(case)
     listed = np.array(_ROUNDED[case.dtype], np.float32)
     logits = np.full((tokens, experts), -30, np.float32)
