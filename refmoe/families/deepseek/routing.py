@@ -530,6 +530,7 @@ def _default() -> Iterator[Case]:
         for experts in (256, 512):
             yield _case(fill, 4, experts, 6, 8, 4, dtype=dtype, rule=rule)
     for dtype, rule, experts in product(("f32", "bf16"), RULES, (256, 512)):
+        yield _case("gaussian", 2, experts, 32, 8, 4, dtype=dtype, rule=rule)  # a choice for each lane
         yield _case("roundings", 40, experts, 6, 8, 4, dtype=dtype, rule=rule, scale="1")
     yield _case("gaussian", 3, 8, 2, 4, 2, entry="function")
 

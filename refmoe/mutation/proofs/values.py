@@ -47,7 +47,9 @@ def _made(bits: int, low: int, high: int, zeros: int = 0, ones: int = 0) -> Know
     """A value of which each part tells the others what it knows."""
     sign, mask = 1 << (bits - 1), (1 << bits) - 1
     if low >= 0:
-        zeros |= mask & ~((1 << high.bit_length()) - 1)
+        # Above the highest bit in which the ends differ, all between them have the bits that these have.
+        alike = mask & ~((1 << (low ^ high).bit_length()) - 1)
+        zeros, ones = zeros | alike & ~low, ones | alike & low
     if zeros & sign:
         low, high = max(low, ones), min(high, mask & ~zeros)
     if ones & sign:
