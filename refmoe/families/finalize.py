@@ -242,6 +242,10 @@ def sum_inputs(case: Case) -> Inputs:
     rows = np.full(by_choice.shape, POISONED_BF16, np.uint32)
     rows <<= np.uint32(16)
     present = np.flatnonzero(maps.unpermuted_to_permuted >= 0)
+    if case.fill == "weights":
+        # A choice without a row is skipped, whatever its weight is.
+        absent = maps.unpermuted_to_permuted.reshape(top_k, tokens).T < 0
+        weights = np.where(absent, np.float32(np.nan), weights)
     rows[maps.unpermuted_to_permuted[present]] = by_choice[present].view(np.uint32)
     with np.errstate(over="ignore", invalid="ignore"):
         typed = rows.view(np.float32).astype(VALUE_DTYPES[case.dtype])
@@ -370,6 +374,8 @@ def _default() -> Iterator[Case]:
             yield _case("sum-ties", 9, 160, 16, 11, dtype=dtype, out=out, bias=bias)
         # The second of four ranks: most choices have no row.
         yield _case("gaussian", 7, 96, 3, 5, dtype=dtype, out=out, first_expert=3, ranks=4)
+        for bias in ("none", "distinct"):
+            yield _case("weights", 7, 96, 3, 5, dtype=dtype, out=out, first_expert=3, ranks=4, bias=bias)
     for k in (8, 24, 264, 1000):  # of a lane's columns, but of no block
         yield _case("gaussian", 3, k, 6, 2, bias="distinct", dtype="f32" if k % 3 else "bf16")
     for k in (224, 256, 288, 4064, 4096, 4128):  # a warp's slice and sixteen of them, and a block less and more

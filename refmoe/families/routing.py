@@ -513,6 +513,9 @@ def _default() -> Iterator[Case]:
         yield _route("signed-zeros", 5, 40, 4, dtype=dtype, bias="minus-zero")
     # As many experts as there may be.
     yield _route("gaussian", 3, 1024, 4)
+    # Choices that are counted eight at a time, four, two and one: 15 of them, in each entry.
+    for experts, dtype in product((40, 250, 1000), ("f32", "bf16")):
+        yield _route("gaussian", 3, experts, 5, dtype=dtype)
     yield _route("ties", _MANY, 64, 8, dtype="bf16", first_expert=960, ranks=16)
     # More rows that no expert here has than threads, which all belong to one expert; tokens too.
     yield _route("given", 3000, 1, 3, dtype="ids", first_expert=3, ranks=8)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from refmoe.chips import kernel_chip
 from refmoe.cuda.device import PtxDevice
-from refmoe.cuda.launch import Entry
+from refmoe.cuda.launch import Entry, LaunchPlan
 from refmoe.cuda.toolchain import CSRC, with_includes
 from refmoe.families import FAMILIES
 from refmoe.families.family import Case, Expectation, Inputs
@@ -36,6 +36,8 @@ from refmoe.mutation.entries import (
     sound_entries,
     sound_text,
 )
+from refmoe.mutation.proofs.differences import proof
+from refmoe.mutation.proofs.program import sound
 from refmoe.mutation.reach import HOST, EntryKey, Reach, default_cases, in_order
 from refmoe.mutation.site import Site
 from refmoe.ptx import Module
@@ -69,12 +71,12 @@ class Tried:
         id: the mutant's.
         floor, kernel, operator: see `Site`.
         outcome: "caught": a case failed. "timed out": a case took too long, which counts as caught. "equivalent": the
-            machine code is the same. "does not build": the compiler or the assembler refuses it. "survived": none of
-            these.
+            machine code is the same, or a machine proof says that nobody sees a difference. "does not build": the
+            compiler or the assembler refuses it. "survived": none of these.
         case: the case that failed or took too long, None if none did.
-        check: what caught it: "bytes", a check of the executor, "warning" or "refusal"; of an equivalent one "PTX" or
-            "SASS".
-        finding: the first mismatch, the fault, or the compiler's words.
+        check: what caught it: "bytes", a check of the executor, "warning" or "refusal"; of an equivalent one "PTX",
+            "SASS" or "proof".
+        finding: the first mismatch, the fault, the compiler's words, or the proof in a few.
         cases: cases run.
         reached: cases that reach it.
         seconds: CPU seconds that it took, the compiler's left out.
@@ -151,6 +153,11 @@ class _TrialDevice(PtxDevice):
     """An executor that is given the module of each entry, rather than compiling it."""
 
     module_of: ModuleOf = field(default=sound_module)
+    unforeseen: bool = False  # a launch was not as proofs take it for granted
+
+    def launch(self, plan: LaunchPlan) -> None:
+        self.unforeseen |= not sound(plan)
+        super().launch(plan)
 
     def _module(self, kernel: Entry) -> Module:
         return self.module_of((kernel.source, kernel.entry, self.arch))
@@ -271,6 +278,7 @@ class _Trial:
         self.running = ""
         self.ran = 0
         self.done: set[str] = set()
+        self.sound_launches = True  # as far as they are launched; a proof takes it for granted
 
     def ptx(self) -> dict[str, Any]:
         """A mutant of one entry's PTX."""
@@ -281,7 +289,18 @@ class _Trial:
             self.run(self.reached[:FIRST_CASES], texts)
             or self.equal(texts, [key])
             or self.run(self.reached[FIRST_CASES:], texts)
+            or self.proven()
         )
+
+    def proven(self) -> dict[str, Any]:
+        """Whether a survivor of the floor "ptx" is proven to be the same kernel; {} if not, or for a quick look.
+
+        Cases come first: so each of them can tell that a proof is wrong.
+        """
+        if self.most is not None or not self.sound_launches:
+            return {}
+        why = proof(self.site, sound_text(ptx_operators.key_of(self.site)))
+        return {} if why is None else {"outcome": "equivalent", "check": "proof", "finding": why}
 
     def cuda(self) -> dict[str, Any]:
         """A mutant of a CUDA source or header."""
@@ -360,7 +379,9 @@ class _Trial:
                     "finding": f"{type(error).__name__}: {error}"[:300],
                 }
             finally:
-                devices.get(case).launches.clear()
+                place = devices.get(case)
+                self.sound_launches &= not (isinstance(place, _TrialDevice) and place.unforeseen)
+                place.launches.clear()
             if isinstance(result.error, (ParseError, UnknownOpcode, ArgumentMismatch, Contraction)):
                 for key, text in texts.items():
                     machine_code_sha256(text, key[2])  # what the assembler refuses is no mutant

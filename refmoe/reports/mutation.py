@@ -146,8 +146,8 @@ def contradictions(document: Mapping[str, Any]) -> list[str]:
             found.append(f"mutant {each['id']} is caught by no case, or by no check")
         if not caught and each["case"]:
             found.append(f"mutant {each['id']} is {each['outcome']} and names the case {each['case']}")
-        if each["outcome"] == "equivalent" and each["check"] not in ("PTX", "SASS"):
-            found.append(f"mutant {each['id']} is equivalent by {each['check']!r}; needed PTX or SASS")
+        if each["outcome"] == "equivalent" and each["check"] not in ("PTX", "SASS", "proof"):
+            found.append(f"mutant {each['id']} is equivalent by {each['check']!r}; needed PTX, SASS or proof")
         if caught and each["cases"] < 1:
             found.append(f"mutant {each['id']} is {each['outcome']} after {each['cases']} cases")
     lived = [each["id"] for each in mutants if each["outcome"] == "survived"]

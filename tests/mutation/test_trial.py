@@ -30,8 +30,10 @@ from refmoe.mutation.entries import (
     on_one_arch,
     same_machine_code,
     sound_entries,
+    sound_text,
 )
 from refmoe.mutation.forked import forked
+from refmoe.mutation.proofs.differences import proof
 from refmoe.mutation.reach import Reach
 from refmoe.mutation.site import Edit, Site, sites_of
 from refmoe.mutation.trial import Catalogue, Tried, attempt
@@ -135,6 +137,17 @@ def test_ptx_mutants_are_caught_and_those_of_the_same_machine_code_are_equivalen
     same = next(s for s in sites if (s.before, s.after) == ("cvt.u32.u16", "cvt.s32.u16"))
     found = tried(same, catalogue)
     assert (found.outcome, found.check, found.cases) == ("equivalent", "SASS", 1)
+
+
+def test_a_survivor_may_be_proven_to_be_the_same_kernel(catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first lane of each eight stores a word of four scales.
+    site = next(s for s in ptx.sites(ENTRY) if s.operator == "shuffle" and proof(s, sound_text(ENTRY)))
+    found = tried(site, catalogue)
+    assert (found.outcome, found.check, found.case, found.cases) == ("equivalent", "proof", None, 1)
+    assert "lane by lane" in (found.finding or "")
+    # A proof takes something of launches for granted. So it says nothing of a kernel that is launched otherwise.
+    monkeypatch.setattr(trial, "sound", lambda plan: False)
+    assert tried(site, catalogue).outcome == "survived"
 
 
 def test_ptx_that_the_assembler_refuses_is_no_mutant(catalogue: Catalogue) -> None:

@@ -251,6 +251,33 @@ def _infinite(draw: Draw, case: Case) -> Scores:
     return logits, np.where(np.arange(bias.size) == bias.size * 2 // 3, np.float32(np.inf), bias).astype(np.float32)
 
 
+#: Logits of which the sigmoid has other bits if one of its roundings is another: one for each operation whose rounding
+#: shows at all. With the subtraction of the shifter and the first part of ln 2 none of 10^7 changed.
+_ROUNDED = {
+    "f32": (
+        *(-0.447387427, 0.442954004, 2.49597287, -0.376441032, -0.331941515, 1.75174952, 0.318000555, 1.48090947),
+        *(0.876906157, 1.58749342, 1.11771762, 0.34641394, 1.91580641),
+    ),
+    "bf16": (-0.38671875, -0.373046875, -5.9375, -0.298828125, -0.384765625, -0.271484375, -0.25390625, -0.25),
+}
+
+
+def _roundings(draw: Draw, case: Case) -> Scores:
+    """`_ROUNDED`, chosen in one group of each token, each of them in each 32 experts in turn; little of all else."""
+    tokens, experts = _size(case)
+    listed = np.array(_ROUNDED[case.dtype], np.float32)
+    logits = np.full((tokens, experts), -30, np.float32)
+    width = experts // case.groups
+    parts = -(-width // 32)  # a lane has one expert of each
+    choice = np.arange(case.shape.t)
+    for token in range(tokens):
+        turn, group = divmod(token, case.groups)
+        part, number = choice % parts, choice // parts
+        inside = (part * 32 + (number + token) % min(width, 32)) % width
+        logits[token, group * width + inside] = listed[(turn * -(-choice.size // parts) + number) % listed.size]
+    return logits, np.zeros(experts, np.float32)
+
+
 def _lacks_bias(case: Case) -> Lack | None:
     return None if case.bias == "distinct" else Lack("bias", f"bias=distinct for the fill {case.fill}")
 
@@ -272,6 +299,7 @@ _FILLS = Fill.by_name(
     Fill("same", "experts without rows, and one with a row of every token", _same, lack=_lacks_bias),
     Fill("refused", "NaN accepted, NaN of a dropped group overlooked, the wrong token reported", _refused),
     Fill("infinite", "a score of +Inf accepted", _infinite, lack=_lacks_bias),
+    Fill("roundings", "an operation of the sigmoid that rounds another way", _roundings),
     Fill("too-few", "fewer than k experts in the groups that are kept, and no word of it", _too_few, lack=_lacks_bias),
 )
 
@@ -280,7 +308,9 @@ _FILLS = Fill.by_name(
 _EDGE_FILLS = ("equal", "twins", "bias-alone", "infinite")
 #: Fills that ask for one decision.
 _SINGLE = ("negative-ties", "largest")
-_PLAIN = tuple(name for name in _FILLS if name not in (*_EDGE_FILLS, *_SINGLE))
+#: Fills that need more tokens than others, to reach every expert of a lane.
+_LONG = ("roundings",)
+_PLAIN = tuple(name for name in _FILLS if name not in (*_EDGE_FILLS, *_SINGLE, *_LONG))
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
@@ -502,6 +532,9 @@ def _default() -> Iterator[Case]:
     for fill, dtype, rule in product(_SINGLE, ("f32", "bf16"), RULES):
         for experts in (256, 512):
             yield _case(fill, 4, experts, 6, 8, 4, dtype=dtype, rule=rule)
+    for dtype, rule, experts in product(("f32", "bf16"), RULES, (256, 512)):
+        yield _case("gaussian", 2, experts, 32, 8, 4, dtype=dtype, rule=rule)  # a choice for each lane
+        yield _case("roundings", 40, experts, 6, 8, 4, dtype=dtype, rule=rule, scale="1")
     yield _case("gaussian", 3, 8, 2, 4, 2, entry="function")
 
 

@@ -1,0 +1,261 @@
+"""Machine proofs that a mutant is the same kernel: held against what the mutant computes, and against wrong proofs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refmoe import ptx as executor
+from refmoe.cuda.launch import Entry, LaunchPlan
+from refmoe.errors import RefmoeError
+from refmoe.mutation import ptx
+from refmoe.mutation.proofs import differences, program, values
+from refmoe.mutation.proofs.program import EntryCode, KnownRegisters
+from refmoe.mutation.site import Site, sites_of
+
+KERNEL = """\
+.version 9.0
+.target sm_120a
+.address_size 64
+.visible .entry kernel(
+\t.param .u64 .ptr .align 1 kernel_param_0,
+\t.param .u64 .ptr .align 1 kernel_param_1,
+\t.param .u32 kernel_param_2
+)
+.maxntid 64
+{
+\t.reg .pred \t%p<9>;
+\t.reg .b16 \t%rs<5>;
+\t.reg .b32 \t%r<40>;
+\t.reg .b32 \t%f<9>;
+\t.reg .b64 \t%rd<12>;
+
+\tld.param.u64 \t%rd1, [kernel_param_0];
+\tld.param.u64 \t%rd2, [kernel_param_1];
+\tld.param.u32 \t%r1, [kernel_param_2];
+\tmov.u32 \t%r2, %tid.x;
+\tmul.wide.u32 \t%rd3, %r2, 4;
+\tadd.s64 \t%rd4, %rd1, %rd3;
+\tld.global.u32 \t%r3, [%rd4];
+\tcvt.u16.u32 \t%rs1, %r3;
+\tcvt.u32.u16 \t%r4, %rs1;
+\tshl.b32 \t%r5, %r4, 16;
+\tshr.u32 \t%r6, %r3, 16;
+\tor.b32 \t%r7, %r5, %r6;
+\tand.b32 \t%r8, %r3, 2147483647;
+\tshr.u32 \t%r9, %r7, 4;
+\tmax.u32 \t%r10, %r8, %r9;
+\tshl.b32 \t%r11, %r3, 8;
+\tand.b32 \t%r12, %r11, 65280;
+\tadd.s32 \t%r13, %r10, %r12;
+\tmov.b32 \t%f1, %r5;
+\tmov.f32 \t%f2, 0f3F000000;
+\tcopysign.f32 \t%f3, %f1, %f2;
+\tmov.b32 \t%r14, %f3;
+\tsetp.lt.s32 \t%p1, %r1, 1;
+\t@%p1 bra \t$L__BB_2;
+\tdiv.s32 \t%r15, %r2, %r1;
+\tmul.wide.s32 \t%rd5, %r15, %r1;
+\tcvt.u32.u64 \t%r16, %rd5;
+\txor.b32 \t%r13, %r13, %r16;
+$L__BB_2:
+\tshfl.sync.bfly.b32\t%r17|%p2, %r13, 2, 31, -1;
+\tadd.s32 \t%r18, %r13, %r17;
+\tshfl.sync.bfly.b32\t%r19|%p3, %r18, 1, 31, -1;
+\tadd.s32 \t%r20, %r18, %r19;
+\tadd.s32 \t%r21, %r2, 64;
+\tsetp.gt.u32 \t%p4, %r2, 63;
+\t@%p4 bra \t$L__BB_3;
+\tadd.s64 \t%rd6, %rd2, %rd3;
+\t{ .reg .b16 tmp; mov.b32 {tmp, %rs2}, %r14; }
+\tcvt.u32.u16 \t%r22, %rs2;
+\txor.b32 \t%r23, %r22, %r7;
+\tst.global.u32 \t[%rd6], %r23;
+\tcvt.s32.u16 \t%r24, %rs1;
+\tcvt.rn.f32.s32 \t%f4, %r24;
+\tst.global.f32 \t[%rd6+256], %f4;
+\tcvt.s32.s16 \t%r26, %rs1;
+\tcvt.rn.f32.u32 \t%f5, %r26;
+\tst.global.f32 \t[%rd6+768], %f5;
+\tshfl.sync.bfly.b32\t%r27|%p6, %r3, 4, 31, -1;
+\tst.global.u32 \t[%rd6+1024], %r27;
+\tand.b32 \t%r25, %r2, 3;
+\tsetp.ne.s32 \t%p5, %r25, 0;
+\t@%p5 bra \t$L__BB_4;
+\tst.global.u32 \t[%rd6+512], %r20;
+\tbra.uni \t$L__BB_4;
+$L__BB_3:
+\tst.global.u32 \t[%rd2], %r21;
+$L__BB_4:
+\tret;
+}
+"""
+
+
+def kernel_sites(text: str = KERNEL) -> list[Site]:
+    return list(sites_of("ptx", "kernel", "kernel.sm_120a.kernel", text, ptx.edits(text)))
+
+
+def words() -> np.ndarray[Any, Any]:
+    """Words of 64 threads: small and large ones, with the highest bit and without, in every lane of four."""
+    made = np.random.default_rng(7).integers(0, 1 << 32, 64, dtype=np.uint32)
+    made[::5] &= 0x7FFF
+    made[1::7] |= 0x8000_8000
+    return made
+
+
+def result(text: str, number: int) -> bytes:
+    """What a kernel writes; the executor's error by name, if it finds one."""
+    given, out = words(), np.zeros(320, np.uint32)
+    try:
+        module = executor.Module.parse(text, name="kernel.ptx", strict=True)
+        executor.launch(module, "kernel", (1, 1, 1), (64, 1, 1), [given, out, number], step_budget=1000)
+    except RefmoeError as error:
+        return type(error).__name__.encode()
+    return out.tobytes()
+
+
+def false_proofs() -> Iterator[str]:
+    """Mutants that are said to be the same kernel, and are not."""
+    expected = {number: result(KERNEL, number) for number in (0, 1, 5)}
+    for site in kernel_sites():
+        if differences.proof(site, KERNEL) and any(
+            result(site.applied(KERNEL), number) != held for number, held in expected.items()
+        ):
+            yield site.id
+
+
+def proven() -> dict[tuple[int, str, str], str]:
+    """What is proven of the kernel's mutants, by line and change."""
+    found = {(site.line, site.before, site.after): differences.proof(site, KERNEL) for site in kernel_sites()}
+    return {key: why for key, why in found.items() if why is not None}
+
+
+def line(text: str) -> int:
+    (found,) = [number for number, held in enumerate(KERNEL.splitlines(), 1) if text in held.replace("\t", " ")]
+    return found
+
+
+def test_no_mutant_that_is_proven_to_be_the_kernel_computes_anything_else() -> None:
+    assert list(false_proofs()) == []
+
+
+def test_values_that_are_never_negative_are_the_same_with_a_sign_and_without() -> None:
+    found = proven()
+    for opcode, after in (
+        ("max.u32", "max.s32"), ("div.s32", "div.u32"),
+        ("mul.wide.s32", "mul.wide.u32"), ("setp.lt.s32", "setp.lt.u32"),
+    ):  # fmt: skip
+        assert any((before, made) == (opcode, after) for _, before, made in found), opcode
+    assert (line("cvt.u32.u16  %r4"), "cvt.u32.u16", "cvt.u32.s16") in found  # only its lower half is read
+    assert (line("cvt.u32.u16  %r22"), "cvt.u32.u16", "cvt.u32.s16") not in found
+    assert (line("shr.u32  %r6"), "shr.u32", "shr.s32") not in found
+
+
+def test_bits_that_nobody_reads_may_differ_and_others_not() -> None:
+    found = proven()
+    assert (line("and.b32  %r12"), "65280", "65281") in found  # the lowest bit is 0
+    assert (line("and.b32  %r12"), "65280", "65279") not in found
+    assert (line("mov.f32  %f2"), "0f3F000000", "0fBF000000") in found  # a sign that is replaced
+    assert (line("cvt.rn.f32.s32  %f4"), "cvt.rn.f32.s32", "cvt.rz.f32.s32") in found  # 16 bits are exact
+    assert (line("cvt.rn.f32.u32  %f5"), "cvt.rn.f32.u32", "cvt.rz.f32.u32") not in found  # a negative word is large
+
+
+def test_lanes_that_store_nothing_may_get_another_value() -> None:
+    found = proven()
+    for number in (line("%r17|%p2"), line("%r19|%p3")):
+        assert "lane by lane" in found[number, "shfl.sync.bfly.b32", "shfl.sync.down.b32"]
+    assert (line("%r19|%p3"), "1", "2") not in found
+    assert (line("%r27|%p6"), "shfl.sync.bfly.b32", "shfl.sync.down.b32") not in found  # every lane stores it
+
+
+def test_what_never_runs_may_be_anything_and_what_guards_it_not() -> None:
+    found = proven()
+    assert found[line("st.global.u32  [%rd2]"), "%r21", "%r20"] == "the instruction never runs"
+    assert (line("@%p4 bra"), "@%p4", "@!%p4") not in found
+    assert (line("setp.gt.u32  %p4"), "setp.gt.u32", "setp.le.u32") not in found
+    assert (line("setp.gt.u32  %p4"), "63", "62") not in found
+    assert (line("setp.gt.u32  %p4"), "63", "64") in found
+
+
+def guard_that_is_always_true(self: KnownRegisters, each: ptx.Instruction) -> int:
+    return values.TRUE
+
+
+def shifted_by_one_more(name: str, value: values.KnownWord, amount: int, *, signed: bool) -> values.KnownWord:
+    return SHIFTED(name, value, amount + 1, signed=signed)
+
+
+def carried_without_a_sum(each: ptx.Instruction, masks: list[int], registers: KnownRegisters) -> int:
+    return 0 if each.name == "xor" else CARRIED(each, masks, registers)
+
+
+def narrow_thread_numbers(self: EntryCode) -> int:
+    return 32
+
+
+def lanes_that_all_store_nothing(mode: str, lane: int, step: int) -> int:
+    return lane
+
+
+def every_bit_is_read_by_nobody(name: str, masks: list[int], held: list[values.KnownWord | None], full: int) -> int:
+    return 0
+
+
+def anything_is_at_least_0(bits: int) -> values.KnownWord:
+    return values.between(bits, 0, (1 << (bits - 1)) - 1)
+
+
+SHIFTED, CARRIED = values.shifted, differences.carried
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "wrong"),
+    [
+        (values, "shifted", shifted_by_one_more),
+        (differences, "carried", carried_without_a_sum),
+        (differences, "_source", lanes_that_all_store_nothing),
+        (differences, "_through_bits", every_bit_is_read_by_nobody),
+        (values, "anything", anything_is_at_least_0),
+        (EntryCode, "threads", property(narrow_thread_numbers)),
+    ],
+)
+def test_a_rule_that_is_wrong_proves_what_is_wrong(
+    place: Any, name: str, wrong: Callable[..., Any] | property, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, name, wrong)
+    assert next(false_proofs(), None) is not None
+
+
+def test_text_that_is_not_understood_proves_nothing() -> None:
+    site = next(each for each in kernel_sites() if (each.before, each.after) == ("max.u32", "max.s32"))
+    assert differences.proof(site, KERNEL)
+    for before, after in (
+        (".maxntid 64\n", ""),  # how many threads there are
+        ("\tret;\n", "\t.branchtargets $L__BB_2;\n\tret;\n"),
+        ("\tret;\n", "\tcall.uni \tother;\n\tret;\n"),
+        ("\tret;\n", "$L__BB_2:\n\tret;\n"),
+    ):
+        text = KERNEL.replace(before, after)
+        moved = next(each for each in kernel_sites(text) if (each.before, each.after) == ("max.u32", "max.s32"))
+        assert differences.proof(moved, text) is None, after
+
+
+def test_every_register_of_a_declaration_is_known() -> None:
+    # A register that is not known would hide what an instruction reads.
+    text = KERNEL.replace("\t.reg .b32 \t%f<9>;\n", "\t.reg .b32 \t%f<9>;\n\t.reg .b8 one, two;\n")
+    assert EntryCode.of(text).widths["two"] == 8
+    assert EntryCode.of(text).registers("{one, two}") == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("block", "numbers", "expected"),
+    [(64, (0, 2**31 - 1), True), (33, (1,), False), (32, (-1,), False), (32, (2**31,), False)],
+)
+def test_launches_are_held_against_what_a_proof_takes_for_granted(
+    block: int, numbers: tuple[int, ...], expected: bool
+) -> None:
+    assert program.sound(LaunchPlan(Entry("kernel", "kernel"), 1, block, (None, *numbers))) is expected
