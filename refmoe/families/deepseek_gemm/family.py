@@ -488,6 +488,8 @@ def _default() -> Iterator[Case]:
             # A step of K more than are copied ahead, so that copies go on while products do.
             yield _case("near", Shape(3, 512, n=128, e=1), dtype, rows="3", tile_m=tile_m)
             yield _case("least-ties", Shape(8, 128, n=128, e=1), dtype, rows="8", tile_m=tile_m)
+            # Every second row has the ties: here the others of a tile, all of which are there.
+            yield _case("least-ties", Shape(tile_m + 1, 128, n=128, e=2), dtype, rows=f"1-{tile_m}", tile_m=tile_m)
     for model, dtype in itertools.product(_MODELS, OUT_DTYPES):
         for tile_m in INSTRUCTIONS[model].tiles_m:
             yield _past_every_lane(dtype, tile_m, model=model)

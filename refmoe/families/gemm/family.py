@@ -350,6 +350,8 @@ def _every_entry() -> Iterator[Case]:
         whole = Shape(m=max(tile.n, 7), k=288, n=tile.m, e=1)  # a tile without padding: every lane's results count
         yield _case(fill, whole, dtype, tile=str(tile), alpha="distinct", bias="distinct")
     for tile, dtype in itertools.product(TILES, OUTPUTS):
+        # Subnormal factors, and about as many rows of each expert as a tile has.
+        yield _case("gaussian", Shape(5 * tile.n, 64, n=tile.m, e=5), dtype, tile=str(tile), alpha="edges")
         # More experts than the lanes that look for a tile, tiles behind whole ones, a tail of N and of K; and so few
         # CTAs that each takes many tiles.
         many = Shape(m=2 * tile.n + 64, k=416, n=tile.m + 8, e=40)

@@ -315,6 +315,8 @@ def _default() -> Iterator[Case]:
         yield _case("wide-range", _MANY, dtype, routing="empty-experts", alpha="distinct", bias="distinct", **few)
         # An expert past those that the lanes look at first has all rows, and a CTA's first tile.
         yield _case("gaussian", Shape(3, 64, n=16, e=33), dtype, tile=str(tile), routing="same-experts")
+        # Subnormal factors, and about as many rows of each expert as a tile has.
+        yield _case("gaussian", Shape(5 * tile.n, 64, n=tile.m, e=5), dtype, tile=str(tile), alpha="edges")
         if dtype == "f32":  # every lane's alpha, and sums of zero in a CTA's second tile
             yield _case("gaussian", Shape(tile.n, 64, n=tile.m, e=1), dtype, tile=str(tile), alpha="distinct")
             yield _case("zero-rows", Shape(2, 64, n=tile.m + 8, e=1), dtype, tile=str(tile), multiprocessors=1)
