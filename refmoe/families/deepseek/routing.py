@@ -274,7 +274,7 @@ def _roundings(draw: Draw, case: Case) -> Scores:
         turn, group = divmod(token, case.groups)
         part, number = choice % parts, choice // parts
         inside = (part * 32 + (number + token) % min(width, 32)) % width
-        logits[token, group * width + inside] = listed[(turn * -(-choice.size // parts) + number) % listed.size]
+        logits[token, group * width + inside] = listed[(turn * -(-choice.size // parts) + number + part) % listed.size]
     return logits, np.zeros(experts, np.float32)
 
 
