@@ -266,7 +266,8 @@ def _roundings(draw: Draw, case: Case) -> Scores:
     """`_ROUNDED`, chosen in one group of each token, each of them in each 32 experts in turn; little of all else."""
     tokens, experts = _size(case)
     listed = np.array(_ROUNDED[case.dtype], np.float32)
-    logits = np.full((tokens, experts), -30, np.float32)
+    # No two of the others have one weight, where there are so few experts that they are chosen, too.
+    logits = np.tile(-30 - np.arange(experts, dtype=np.float32) / 4, (tokens, 1))
     width = experts // case.groups
     parts = -(-width // 32)  # a lane has one expert of each
     choice = np.arange(case.shape.t)
