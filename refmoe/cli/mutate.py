@@ -95,7 +95,7 @@ def mutate(
     start = time.perf_counter()
     # The mutants of sources are found without a run; which entries cases launch has to be seen.
     run = not listed or not floor or "ptx" in floor
-    reached = measure(lambda cases: tracked(cases, "cases on the sound kernels")) if run else []
+    reached = measure(workers, lambda ended, count: tracked(ended, "cases on the sound kernels", count)) if run else []
     everywhere = all_sites(reached, floors=floor or (), operators=operator or (), kernels=kernel or ())
     sites = _named(everywhere, mutant) if mutant else everywhere
     if sample is None and not listed and not mutant:

@@ -28,7 +28,9 @@ from refmoe.files import write_atomic
 from refmoe.verify.kernel import Devices, Kernel
 from refmoe.verify.plant import load_patches
 from refmoe.verify.runner import run_case
+from refmoe.verify.sweep import Results, sweep
 from refmoe.verify.verdict import Verdict
+from refmoe.verify.workers import Workers
 
 ROOT = Path(__file__).resolve().parents[1]
 HOST = ROOT / "cuda"
@@ -82,23 +84,46 @@ def in_order(reached: Iterable[Reach]) -> list[Reach]:
 _SOME_WORK = 10_000
 
 
-def measure(progress: Callable[[Iterable[Case]], Iterable[Case]] = iter) -> list[Reach]:
+#: Names of cases with what they reach, as they end, and their number, to the same pairs: a progress bar.
+Progress = Callable[[Iterable[tuple[str, Any]], int], Iterable[tuple[str, Any]]]
+
+
+def measure(workers: Workers | None = None, progress: Progress = lambda ended, count: ended) -> list[Reach]:
     """What each case of `default_cases` reaches; from the disk if it is there.
 
     Args:
-        progress: is given the cases that have to run, and yields them.
+        workers: who runs the cases that have to run; None for this process.
+        progress: is given these as they end, and their number, and yields them.
 
     Raises:
         RefmoeError: a case fails on the sound kernels.
     """
     path = cache_directory() / f"reach.{_kernels_sha256()[:16]}.json"
-    known = {each["case"]: _read(each) for each in json.loads(path.read_text())} if path.is_file() else {}
-    absent = [case for name, case in default_cases().items() if name not in known]
+    known = {each["case"]: each for each in json.loads(path.read_text())} if path.is_file() else {}
+    absent = {name: name for name in default_cases() if name not in known}
     if absent:
-        devices = Devices()
-        known |= {str(case): _measured(case, devices) for case in progress(absent)}
-        write_atomic(path, json.dumps([_written(each) for each in known.values()]))
-    return [known[name] for name in default_cases()]
+        if workers is None:
+            ended: Iterable[tuple[str, Any]] = ((name, measure_case(name)) for name in absent)
+        else:
+            ended = sweep(absent, measure_case, Results(), workers)
+        known |= progress(ended, len(absent))
+        write_atomic(path, json.dumps(list(known.values())))
+    return [_read(known[name]) for name in default_cases()]
+
+
+@functools.cache
+def _devices() -> Devices:
+    """Those of this process."""
+    return Devices()
+
+
+def measure_case(name: str) -> dict[str, Any]:
+    """What the case of a repro string reaches, as JSON values.
+
+    Raises:
+        RefmoeError: it fails on the sound kernel.
+    """
+    return _written(_measured(default_cases()[name], _devices()))
 
 
 @dataclass
