@@ -161,6 +161,7 @@ def settled(
         if not outcome.warnings or not explains or seen or steps() > _SEEN:
             return outcome, (*outcome.warnings, *milder)
         outcome.take_back()
+        allowance.for_warnings()
         found = [explainer.explained(each, running, exact) for each in outcome.warnings[:_WARNINGS]]
         rest = outcome.warnings[_WARNINGS:]
         return attempt(running, exact, None, False), (*found, *rest, *milder)

@@ -38,8 +38,8 @@ _FEWEST = 8
 # many are tried for one race and those that are left. An unrolled loop needs one and the same change at each turn.
 _DEEPEST, _BRANCHES, _ALL = 8, 2, 160
 # Seconds of this process's time that changes may be tried for the races of one launch. Threads that poll are followed
-# lane by lane, so that a launch of a second may take minutes under other schedules.
-_SECONDS = 30.0
+# lane by lane, so that a launch of a second may take minutes under other schedules. Nobody waits for a warning for long.
+_SECONDS, _WARNING_SECONDS = 30.0, 5.0
 
 
 class Allowance:
@@ -49,12 +49,13 @@ class Allowance:
         seconds: of processor time, which does not depend on what else the machine does.
 
     Attributes:
+        most: the seconds that it began with.
         deadline: processor time at which trials end; None while nothing is tried.
         cut: whether something was left out for want of time.
     """
 
     def __init__(self, seconds: float | None = None) -> None:
-        self.seconds = _SECONDS if seconds is None else seconds
+        self.seconds = self.most = _SECONDS if seconds is None else seconds
         self.deadline: float | None = None
         self.cut = False
 
@@ -63,6 +64,11 @@ class Allowance:
         late = self.seconds <= 0 or (self.deadline is not None and time.process_time() >= self.deadline)
         self.cut = self.cut or late
         return late
+
+    def for_warnings(self) -> None:
+        """From here on it is that of warnings, if that is less than what is left."""
+        if self.seconds > _WARNING_SECONDS:
+            self.seconds = self.most = _WARNING_SECONDS
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -198,7 +204,7 @@ class Trials:
     def _late(self) -> str:
         """Why no more was tried."""
         tried = f"{self._count} change{'' if self._count == 1 else 's'}"
-        return f"the search ended after {tried}, because it took longer than {_SECONDS:g} seconds"
+        return f"the search ended after {tried}, because it took longer than {self._allowance.most:g} seconds"
 
     def _why(self, race: RaceSite) -> str:
         """Why no change is known."""

@@ -64,6 +64,19 @@ def test_a_launch_with_a_change_ends_when_time_is_over(monkeypatch: pytest.Monke
     assert f"what orders them: not known: {finding.why}" in finding.lines()
 
 
+def test_the_search_for_a_warning_is_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "_SECONDS", 100.0)
+    monkeypatch.setattr(trials, "_WARNING_SECONDS", 4.0)
+    Clock(monkeypatch, 1.0)
+    warned = next(row for row in ROWS if row.warning == "same value")
+    finding = found(warned).finding
+    assert finding is not None
+    assert finding.why.endswith("because it took longer than 4 seconds")
+    fault = found(LOOP).finding
+    assert fault is not None
+    assert fault.why.endswith("because it took longer than 100 seconds") or fault.tried
+
+
 def test_a_change_is_told_that_was_tried_under_few_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, 0.0)
 
