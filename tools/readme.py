@@ -232,6 +232,12 @@ def _bench() -> str:
         "| executor, CUTLASS's kernel, N 2880, K 2816, 4 experts, all checks on, s "
         f"| {checked:.1f} | {cutlass['targets']['checked_s']:g} |"
     )
+    races = _load("bench/races.json")
+    costliest = max(races["rows"], key=lambda row: row["factor"])
+    rows.append(
+        f"| executor, search for races, times as long as without, the costliest of {len(races['rows'])} kernels "
+        f"({costliest['kernel']}) | {costliest['factor']:.1f} | {races['targets']['factor']:g} |"
+    )
     exponential = _load("bench/exponential.json")
     rows.append(
         f"| the kernels' exponential over every FP32 input, largest error, ulp "

@@ -17,6 +17,7 @@ from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.errors import WarpError
 from refmoe.ptx.native.clocks import raise_rows
+from refmoe.ptx.state.pages import untouched
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -57,7 +58,8 @@ class Barriers:
         self._reduces = np.zeros((ctas, COUNT), bool)
         self._came = np.zeros((ctas, COUNT, warps), bool)
         columns = 0 if machine.clocks is None else machine.clocks.columns
-        self._known = np.zeros((ctas, COUNT, columns), np.int64)
+        # Of most barriers nothing is ever kept.
+        self._known = untouched((ctas, COUNT, columns), np.int64)
         # What those who came know of other clusters, where they know something.
         self._beyond: dict[tuple[int, int], Knowledge] = {}
 

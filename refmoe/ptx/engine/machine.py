@@ -204,6 +204,7 @@ class Machine(Runner):
 
     def _watch_shared(self) -> None:
         """Records of who accessed shared memory begin."""
+        self._forget_accesses(self.shared)
         size, warps = self.shared.data.size, self.clocks.warps
         shadow: RaceShadow
         if self.code.has_bulk:
@@ -222,7 +223,16 @@ class Machine(Runner):
         """Give memory back: all CTAs have exited, and others do not take their place."""
         self.native.release()
         for region in (self.shared, self.local):
+            self._forget_accesses(region)
             region.release()
+        if self.clocks is not None:
+            self.clocks.release()
+
+    def _forget_accesses(self, region: Region) -> None:
+        """Nobody asks any more who accessed a region: the pages of its records are the next machine's."""
+        if region.shadow is not None:
+            region.shadow.release()
+            region.shadow = None
 
     # What instructions ask
 
@@ -322,6 +332,9 @@ class Machine(Runner):
                 native.advance()
             policy = self.steps or turns
             if self._idle >= _IDLE and (policy is None or policy.open) and self._stuck():
+                # Those who wait may do so for a copy that was issued later: it lands when they look again.
+                if self._give_up():
+                    continue
                 self.meetings.refuse_divided()
                 return False
             picked = native.pick() if self.steps is None else self._single(self.steps)

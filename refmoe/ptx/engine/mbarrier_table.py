@@ -89,8 +89,8 @@ class MbarrierTable:
         # Whether `fence.mbarrier_init` made the initialisation known to copies.
         self._published = np.zeros(size, bool)
         # What the arrivals of this phase, and those of the last, have released.
-        self._coming = np.zeros((size, columns), np.int64)
-        self._known = np.zeros((size, columns), np.int64)
+        self._coming = untouched((size, columns), np.int64)
+        self._known = untouched((size, columns), np.int64)
         self._coming_beyond: dict[int, Knowledge] = {}
         self._known_beyond: dict[int, Knowledge] = {}
         # Arrivals of this phase from other blocks, and whether all of the last one were.

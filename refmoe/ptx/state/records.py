@@ -28,8 +28,9 @@ SEVERAL_SHIFT = 31
 SEVERAL = np.int64(3 << SEVERAL_SHIFT)
 STEP_SHIFT = 33
 WEAK: np.int64 = np.int64(0)
-# Barriers on which bulk copies complete, in one CTA; those beyond are taken for one. (Not more than a CTA has threads.)
-AGENTS = 32
+# Barriers on which bulk copies complete, and warpgroups that multiply, in one cluster. Those beyond are taken for one,
+# and so are those beyond the number of its threads.
+AGENTS = 128
 # The step of a bulk copy that has not landed: nothing is ordered after it. Steps are below.
 PENDING = 1 << 29
 # In the place of the last write of bytes that nobody may write: nothing is ordered after it, so that native code leaves

@@ -530,3 +530,32 @@ def test_a_reduction_tells_its_thread_nothing(alone: int, after: str, schedule: 
     add = f"red.global.add.u32 [%d0], 1; setp.ne.u32 %p2, %r60, {alone}; @%p2 ret; {poll}"
     module = ptx.Module.parse(text(body.format(add=add)), name="test.ptx")
     ptx.launch(module, "k", (2, 1, 1), (32, 1, 1), [np.zeros(64, np.uint32), None, 0], schedule=schedule)
+
+
+@pytest.mark.parametrize("scope", ["cta", "gpu"])
+@pytest.mark.parametrize(
+    "release", ["st.release.gpu.global.u32 [%d4], 1;", "fence.acq_rel.gpu; st.volatile.global.u32 [%d4], 1;"]
+)
+def test_a_narrow_acquire_learns_what_a_wide_release_of_its_block_passes_on(release: str, scope: str) -> None:
+    body = f"""
+        add.s64 %d4, %d0, 256;
+        setp.ne.u32 %p1, %r1, 0;
+        @%p1 bra READER;
+        st.global.u32 [%d0], 42;
+        {release}
+        ret;
+    READER:
+        setp.ne.u32 %p1, %r1, 32;
+        @%p1 bra END;
+    POLL:
+        ld.acquire.{scope}.global.u32 %r4, [%d4];
+        setp.eq.u32 %p2, %r4, 0;
+        @%p2 bra POLL;
+        ld.global.u32 %r5, [%d0];
+        st.global.u32 [%d0 + 512], %r5;
+    END:
+        ret;
+    """
+    out = np.zeros(256, np.uint32)
+    assert run(body, out, block=(64, 1, 1)).warnings == ()
+    assert out[128] == 42

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+from typing import Any
+
 import numpy as np
 import pytest
 from support.ptx_kernel import run, text
@@ -9,6 +12,8 @@ from support.ptx_kernel import run, text
 from refmoe import ptx
 from refmoe.ptx import launcher
 from refmoe.ptx.engine.granules import Granules
+from refmoe.ptx.engine.order.clocks import Clocks
+from refmoe.ptx.engine.order.knowledge import Pool
 from refmoe.ptx.state import pages
 from refmoe.ptx.state.pages import PAGE, Spare, untouched
 
@@ -228,6 +233,86 @@ def test_what_is_known_of_pages_is_given_back_as_zeros() -> None:
     granules.release()
     for _ in range(3):
         assert not untouched((1 << 14,), np.int64).any()
+
+
+def big_clocks() -> Clocks:
+    """Clocks of more bytes than a heap gives, of which nobody else asks for as many."""
+    return Clocks(3, 37, 0, Pool(37), by_lane=True)
+
+
+def test_clocks_that_are_given_back_are_zeros() -> None:
+    clocks = big_clocks()
+    clocks.learn(np.arange(6), np.full((2, 3), 9, np.int64), np.array([0, 0, 0, 1, 1, 1]), [None] * 6)
+    assert clocks.seen[:6, :3].tolist() == [[9] * 3] * 6
+    held = clocks.seen
+    clocks.release()
+    again = big_clocks()
+    assert again.seen.ctypes.data == held.ctypes.data
+    assert not again.seen.any()
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("whom", [[7], range(32)], ids=["a lane", "a warp"])
+def test_clocks_of_lanes_are_not_given_back(whom: list[int], restarts: int) -> None:
+    clocks = big_clocks()
+    alive = np.ones(32 * clocks.all_warps, np.bool_)
+    known = np.full((1, clocks.columns), 9, np.int64)
+    clocks.learn_rows(np.array(whom), np.zeros(len(whom), np.int64), known, {}, alive)
+    assert clocks.seen.any()
+    for _ in range(restarts):
+        clocks.restart(0)
+    held = clocks.seen
+    clocks.release()
+    again = big_clocks()
+    assert again.seen.ctypes.data != held.ctypes.data
+    assert not again.seen.any()
+
+
+def test_clocks_of_lanes_begin_as_zeros_again() -> None:
+    clocks = big_clocks()
+    for _ in range(3):
+        clocks.seen[: clocks.all_warps] = 0
+        clocks.use_lanes()
+        clocks.seen[5, clocks.lane + 1] = 9
+        clocks.restart(0)
+        assert not clocks.seen[: clocks.all_warps].any()
+        # Nobody synchronised by itself since: what was written before has to stay cleared.
+        clocks.restart(0)
+        assert not clocks.seen[: clocks.all_warps].any()
+
+
+SWAP = """
+    mad.lo.u32 %r3, %r1, 4, {shared};
+    st.shared.u32 [%r3], %r1;
+    bar.sync 0;
+    xor.b32 %r4, %r3, 128;
+    ld.shared.u32 %r5, [%r4];
+    st.global.u32 [%d2], %r5;
+    {more}
+    ret;
+"""
+
+
+@pytest.mark.parametrize(
+    "more", ["", "setp.eq.u32 %p1, %r1, 0; bar.red.popc.u32 %r6, 0, %p1;"], ids=["restarted", "made anew"]
+)
+def test_machines_take_the_memory_of_those_before(more: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "LANES_AT_ONCE", 512)
+    body = "mov.u32 %r9, words; " + SWAP.format(shared="%r9", more=more)
+    out = np.zeros(40 * 512, np.uint32)
+    words = ".shared .align 128 .b8 words[16384];"
+    run(body, out, grid=(40, 1, 1), block=(512, 1, 1), declarations=words)
+    made = []
+    system = mmap.mmap
+
+    def count(*args: Any, **options: Any) -> Any:
+        made.append(args)
+        return system(*args, **options)
+
+    monkeypatch.setattr(mmap, "mmap", count)
+    run(body, out, grid=(40, 1, 1), block=(512, 1, 1), declarations=words)
+    assert made == []
+    np.testing.assert_array_equal(out.reshape(40, 512), np.tile(np.arange(512) ^ 32, (40, 1)))
 
 
 STORE = "mul.wide.u32 %d3, %r1, 512; add.s64 %d3, %d3, %d0; st.global.u32 [%d3 + 8192], 7; {then} ret;"

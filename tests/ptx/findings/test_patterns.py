@@ -25,3 +25,8 @@ def test_the_racy_form_is_found(pattern: Pattern, folders: dict[str, Path]) -> N
 @pytest.mark.parametrize("pattern", thinned(PATTERNS, 8), ids=str)
 def test_the_mended_form_is_clean(pattern: Pattern, folders: dict[str, Path]) -> None:
     assert pattern.launch(folders[pattern.file], "mended", SCHEDULES) == ""
+
+
+@pytest.mark.parametrize("pattern", [each for each in PATTERNS if each.file == "many"], ids=str)
+def test_so_many_are_found_in_the_order_of_the_default_schedule(pattern: Pattern, folders: dict[str, Path]) -> None:
+    assert pattern.launch(folders[pattern.file], "racy", 1) == pattern.finds

@@ -1,4 +1,4 @@
-"""What `__threadfence()` by all threads of many blocks costs under a schedule."""
+"""What `__threadfence()` costs that all threads of many blocks execute, or one thread many times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import pytest
 from support.ptx_kernel import text
 
 from refmoe import ptx
+from refmoe.ptx.engine.order import locations
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
+from refmoe.ptx.engine.order.locations import FenceKnowledge, FenceLog, Order, SequentialFence
+from refmoe.ptx.state.records import GRID
 
 BODY = """
     mul.wide.u32 %d3, %r2, 4; add.s64 %d3, %d3, %d0;
@@ -40,3 +43,35 @@ def test_a_fence_looks_a_few_times_at_what_came_before(schedule: int, monkeypatc
     ptx.launch(module, "k", (BLOCKS, 1, 1), (threads, 1, 1), [out, count, 0], schedule=schedule)
     assert count.tolist() == [BLOCKS]
     assert joined <= 4 * BLOCKS * WARPS
+
+
+def fence(step: int) -> SequentialFence:
+    return SequentialFence(FenceKnowledge(np.zeros(4, np.int64), None, step), GRID, 0)
+
+
+def test_a_log_finds_fences_by_their_steps() -> None:
+    log = FenceLog()
+    assert (log.at(5), log.until(5)) == (None, 0)
+    fences = [fence(step) for step in (3, 7, 12)]
+    for each in fences:
+        log.add(each)
+    assert [log.until(step) for step in (2, 3, 6, 7, 11, 12, 40)] == [0, 3, 3, 7, 7, 12, 12]
+    assert [log.at(step) for step in (2, 3, 7, 8, 12, 13)] == [None, fences[0], fences[1], None, fences[2], None]
+    log.forget(2)
+    assert (len(log), log.until(11), log.until(12)) == (1, 0, 12)
+
+
+def test_fences_that_need_too_much_have_the_place_of_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locations, "_MOST_BYTES", 1000)
+    order = Order(1)
+    for step in range(1, 101):
+        order.remember(0, fence(step), 10)
+    assert len(order.fences[0]) == 100
+    # One more is too much. Each thread keeps its last ones; what the first ones needed is free.
+    order.remember(1, fence(101), 10)
+    assert (len(order.fences[0]), len(order.fences[1])) == (100, 1)
+    order.remember(0, fence(102), 10)
+    assert (len(order.fences[0]), order.fences[0].until(85), order.fences[0].until(86)) == (16, 0, 86)
+    for step in range(103, 150):
+        order.remember(0, fence(step), 10)
+    assert len(order.fences[0]) == 16 + 47

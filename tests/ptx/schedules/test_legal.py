@@ -654,3 +654,40 @@ def test_fences_of_all_threads_reach_the_last_block_if_they_have_one_order(fence
         return
     with pytest.raises(ptx.RaceError, match="write-read"):
         launch()
+
+
+TWO_FLAGS = """
+    setp.ne.u32 %p1, %r1, 0; @%p1 bra END;
+    setp.eq.u32 %p2, %r60, 1; @%p2 bra SECOND;
+    setp.eq.u32 %p2, %r60, 2; @%p2 bra READER;
+    st.global.u32 [%d1+64], 5;
+    fence.sc.gpu;
+    st.relaxed.gpu.global.u32 [%d1], 1;
+    st.relaxed.gpu.global.u32 [%d1+32], 1;
+    bra END;
+SECOND:
+    ld.relaxed.gpu.global.u32 %r5, [%d1+32]; setp.eq.u32 %p3, %r5, 0; @%p3 bra SECOND;
+    st.relaxed.gpu.global.u32 [%d1], 2;
+    bra END;
+READER:
+    ld.relaxed.gpu.global.u32 %r4, [%d1]; setp.ne.u32 %p3, %r4, 2; @%p3 bra READER;
+    fence.sc.gpu;
+    ld.global.u32 %r6, [%d1+64];
+    st.global.u32 [%d0], %r6;
+END: ret;
+"""
+
+
+@pytest.mark.parametrize("schedule", [0, 5])
+def test_a_write_that_comes_before_another_one_passes_no_fence_of_that_on(schedule: int) -> None:
+    # Nothing orders the two stores of the flag: 2 may come before 1, also if it is stored later. By the executor's own
+    # schedule it comes behind, and so the reader of it behind the fence before 1. By schedule 5 it comes before.
+    out, flags = np.zeros(64, np.uint32), np.zeros(64, np.uint32)
+    module = ptx.Module.parse(text(TWO_FLAGS), name="test.ptx")
+    arguments = module, "k", (3, 1, 1), (32, 1, 1), [out, flags, 0]
+    if schedule == 0:
+        ptx.launch(*arguments, schedule=0)
+        assert out[0] == 5
+        return
+    with pytest.raises(ptx.RaceError, match="write-read"):
+        ptx.launch(*arguments, checks=ptx.Checks(explain=False), schedule=schedule)

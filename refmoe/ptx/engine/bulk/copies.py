@@ -209,7 +209,7 @@ class Bulk:
         return numbers
 
     def _agent(self, key: int) -> int:
-        most = min(AGENTS, self.machine.warps * 32) - 1
+        most = min(AGENTS, self.machine.warps * self.machine.launch.grid.cluster_blocks * 32) - 1
         return min(self._agents.setdefault(key, len(self._agents)), most)
 
     def multiplying_agent(self, group: int) -> int:

@@ -7,6 +7,7 @@ each fence keeps what its thread knew of the threads of all of them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,8 @@ from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.state.records import STEP_SHIFT, THREAD
 
 Array = Any
-# Fences of the same threads that are remembered: the last ones, which know all that earlier ones knew.
-_MOST = 16
+# Fences of the same threads that are remembered. A copy may be ordered after an early one alone.
+_MOST = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,10 @@ class _Fence:
 
 
 class ProxyFences:
-    """The fences of a launch, by warp of the grid."""
+    """The fences of a launch, by warp of the grid and by their threads, in the order of time."""
 
     def __init__(self) -> None:
-        self._fences: dict[int, list[_Fence]] = {}
+        self._fences: dict[int, dict[bytes, list[_Fence]]] = {}
 
     def add(self, clocks: Clocks, lanes: Array) -> None:
         """`lanes` execute a fence now."""
@@ -51,37 +52,46 @@ class ProxyFences:
         for row in np.unique(rows).tolist():
             threads = lanes[rows == row] + clocks.first_warp * LANES
             known = clocks.seen[row, : clocks.copy].astype(np.int32)
-            held = self._fences.setdefault(int(threads[0]) // LANES, [])
+            held = self._fences.setdefault(int(threads[0]) // LANES, {}).setdefault(threads.tobytes(), [])
             held.append(_Fence(clocks.now, threads, known, clocks.beyond.get(row)))
-            same = [number for number, fence in enumerate(held) if np.array_equal(fence.threads, threads)]
-            if len(same) > _MOST:
-                del held[same[0]]
+            del held[:-_MOST]
 
     def between(self, clocks: Clocks, lanes: Array, records: Array) -> Array:
         """Whether one lies between the write of each of `records` [n] and what `lanes` [n] do now; bool [n]."""
         found = np.zeros(len(records), np.bool_)
         pairs, which = np.unique(np.stack([lanes, records], axis=1), axis=0, return_inverse=True)
-        reached: dict[int, list[tuple[_Fence, Array]]] = {}
+        reached: dict[tuple[int, int], list[tuple[_Fence, Array]]] = {}
+
+        def covered(lane: int, warp: int, record: int) -> bool:
+            if (lane, warp) not in reached:
+                reached[lane, warp] = list(self._known(clocks, lane, warp))
+            return any(self._covers(clocks, warp, *one, record) for one in reached[lane, warp])
+
         for number, (lane, record) in enumerate(pairs.tolist()):
             near = dict.fromkeys((clocks.first_warp + lane // LANES, (record & int(THREAD)) // LANES))
-            fine = any(
-                self._covers(clocks, each, *one, record) for each in near for one in self._known(clocks, lane, each)
-            )
-            if not fine:
-                if lane not in reached:
-                    reached[lane] = [one for each in self._fences for one in self._known(clocks, lane, each)]
-                fine = any(self._covers(clocks, int(one[1][0]) // LANES, *one, record) for one in reached[lane])
-            found[which.ravel() == number] = fine
+            found[which.ravel() == number] = any(covered(lane, warp, record) for warp in (*near, *self._fences))
         return found
 
     def _known(self, clocks: Clocks, lane: int, warp: int) -> Iterator[tuple[_Fence, Array]]:
-        """The fences of a warp that come before what a lane does now, the last first, and whose they are."""
+        """The fences of a warp that come before what a lane does now, and whose they are.
+
+        Those of the same threads come one after another, the last first. An earlier one knows no more than one that
+        comes before by all of its threads.
+        """
         me = clocks.first_warp * LANES + lane
-        for fence in reversed(self._fences.get(warp, ())):
-            records = (np.int64(fence.step) << np.int64(STEP_SHIFT)) + fence.threads
-            known = (fence.threads == me) | clocks.ordered(np.full(len(records), lane), records)
-            if known.any():
+        for held in self._fences.get(warp, {}).values():
+
+            def before(fence: _Fence) -> Array:
+                records = (np.int64(fence.step) << np.int64(STEP_SHIFT)) + fence.threads
+                return (fence.threads == me) | clocks.ordered(np.full(len(records), lane), records)
+
+            # Whoever knows one of a thread's fences knows the earlier ones.
+            end = bisect_left(held, True, key=lambda fence: not before(fence).any())
+            for fence in reversed(held[:end]):
+                known = before(fence)
                 yield fence, fence.threads[known]
+                if known.all():
+                    break
 
     def _covers(self, clocks: Clocks, warp: int, fence: _Fence, threads: Array, record: int) -> bool:
         """Whether the write of a record comes before the fence of some of its threads."""

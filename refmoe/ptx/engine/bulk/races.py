@@ -237,6 +237,7 @@ class BulkShadow(RaceShadow):
     def wait_for_products(self, frame: Frame, lanes: Array, group: int) -> None:
         """The warps of `lanes` have waited for products of their warpgroup: its reads come before what they do next."""
         clocks = frame.machine.clocks
+        clocks.use_lanes()
         row = clocks.rows(that_know_alone(clocks, lanes))
         clocks.seen[row, clocks.agents + self._multiplying[group]] = clocks.now
 

@@ -17,6 +17,7 @@ from refmoe.ptx.engine.barriers import BarrierCode, ranges
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.errors import MisuseError
+from refmoe.ptx.state.pages import untouched
 from refmoe.ptx.state.records import CLUSTER, CTA
 
 Array = Any
@@ -34,7 +35,7 @@ class ClusterBarrier:
         columns = 0 if machine.clocks is None else machine.clocks.columns
         self._warps = machine.warps * machine.launch.grid.cluster_blocks
         self._clusters = machine.lanes // (32 * self._warps)
-        self._known = np.zeros((self._clusters, 2, columns), np.int64)
+        self._known = untouched((self._clusters, 2, columns), np.int64)
         self._beyond: dict[tuple[int, int], Knowledge] = {}
         # By cluster and phase, what relaxed arrivals pass on in their own block: (warp, row, of other clusters).
         self._near: dict[tuple[int, int], list[tuple[int, Array, Knowledge | None]]] = {}

@@ -33,7 +33,7 @@ import numpy as np
 
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
 from refmoe.ptx.native.clocks import raise_rows
-from refmoe.ptx.state.pages import untouched
+from refmoe.ptx.state.pages import PAGE, cleared, untouched
 from refmoe.ptx.state.records import (
     AGENTS,
     ASYNCHRONOUS,
@@ -105,19 +105,34 @@ class Clocks:
         self.apart = np.zeros(self.all_warps, np.int64)
         self.beyond: dict[int, Knowledge] = {}
         self.now = 0
-        self.restart(first_cluster)
+        # Whether columns behind those of warps, or rows of lanes, have ever held something.
+        self._wide = False
+        # Nothing of `seen` is written: it is zeros, and most of its pages need never become resident.
+        self._begin(first_cluster)
 
     def restart(self, first_cluster: int) -> None:
         """Become the clocks of as many other clusters, whose lanes know nothing yet."""
-        self.first_cluster, self.first_warp = first_cluster, first_cluster * self.warps
         # Rows of lanes are written whenever a lane gets one.
-        self.seen[: self.all_warps] = 0
+        self._wide = self._wide or self.used > self.warps
+        self.seen[: self.all_warps, : self.columns if self._wide else self.warps] = 0
         self.foreign[:], self.apart[:], self.last_fence[:] = 0, 0, 0
         self.beyond.clear()
+        self._begin(first_cluster)
+
+    def _begin(self, first_cluster: int) -> None:
+        """Be the clocks of these clusters; every row is zeros."""
+        self.first_cluster, self.first_warp = first_cluster, first_cluster * self.warps
         # Columns that may hold something: those of warps, until somebody synchronises by itself.
         self.used = self.warps
         # By warp, lanes that others have met at `bar.warp.sync` before they executed theirs.
         self._met: dict[int, int] = {}
+
+    def release(self) -> None:
+        """Give memory back: no lane of these clusters runs any more."""
+        if not self._wide and self.used == self.warps:
+            known = self.seen[: self.all_warps, : self.warps]
+            known[:] = 0
+            cleared(self.seen, max(known.nbytes, len(known) * PAGE))
 
     # Rows
 
@@ -262,6 +277,8 @@ class Clocks:
         """
         if not lanes.size:
             return
+        # Of copies and agents too.
+        self._wide = True
         warps = lanes >> 5
         parts = np.flatnonzero((warps[1:] != warps[:-1]) | (numbers[1:] != numbers[:-1])) + 1
         starts, ends = np.append(0, parts), np.append(parts, len(lanes))

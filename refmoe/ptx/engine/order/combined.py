@@ -27,7 +27,9 @@ from refmoe.ptx.state.records import (
 
 Array = Any
 # Records of a set; of more the earliest are forgotten.
-_MOST = 64
+_MOST = 4096
+# Of a larger set it is asked now and then alone which come before a new one: the question is one for each of them.
+_ALWAYS_ASKED = 64
 # A set is as strong as the weakest of them, and at least 1, by which it differs from what `merge` makes of two copies:
 # as it may be of several clusters, no less than `GRID` excuses anything.
 _SET = (PENDING << STEP_SHIFT) | (int(Several.CLUSTERS) << SEVERAL_SHIFT) | int(BULK | ASYNCHRONOUS)
@@ -63,16 +65,22 @@ class Combined:
         if len(members) == 1:
             return members[0]
         kept = members[-_MOST:]
-        if kept not in self._numbers:
-            self._numbers[kept] = len(self._sets)
+        made = self._numbers.get(kept)
+        if made is None:
+            strength = min(each & int(STRENGTH) for each in kept) >> STRENGTH_SHIFT
+            made = self._numbers[kept] = _SET | max(strength, 1) << STRENGTH_SHIFT | len(self._sets)
             self._sets.append(kept)
-        strength = min(each & int(STRENGTH) for each in kept) >> STRENGTH_SHIFT
-        return _SET | max(strength, 1) << STRENGTH_SHIFT | self._numbers[kept]
+        return made
 
     def with_one(self, previous: int, mine: int, lane: int, ordered: Ordered) -> int:
         """What stands for a lane's access `mine`, and for those of `previous` that do not come before it."""
-        others = tuple(each for each in self.members(previous) if each != mine and not ordered(lane, each))
-        return self._of((*others, mine))
+        members = self.members(previous)
+        if len(members) <= _ALWAYS_ASKED or len(members) & (len(members) - 1) == 0:
+            members = tuple(each for each in members if each != mine and not ordered(lane, each))
+        else:
+            # Whoever comes after this one comes after those before it, so that they may stay.
+            members = tuple(each for each in members if each != mine)
+        return self._of((*members, mine))
 
     def with_each(self, previous: Array, mine: Array, lanes: Array, ordered: Ordered) -> Array:
         """`with_one` of records [n] each; 0 for no previous one."""
@@ -87,10 +95,17 @@ class Combined:
     def completed(self, found: Array, pending: Array, done: Array) -> Array:
         """`found` [n] with `done` [n] in place of `pending` [n], which sets may have too."""
         made: Array = np.where(found == pending, done, found)
+        # Most places of a copy have one set.
+        known: dict[tuple[int, int, int], int] = {}
         for at in np.flatnonzero(self.are_sets(found)).tolist():
-            members = self.members(int(found[at]))
-            if int(pending[at]) in members:
-                made[at] = self._of(tuple(int(done[at]) if each == pending[at] else each for each in members))
+            held, before, after = int(found[at]), int(pending[at]), int(done[at])
+            if (held, before, after) not in known:
+                members = self.members(held)
+                place = members.index(before) if before in members else -1
+                known[held, before, after] = (
+                    held if place < 0 else self._of((*members[:place], after, *members[place + 1 :]))
+                )
+            made[at] = known[held, before, after]
         return made
 
     def unordered(self, lane: int, record: int, ordered: Ordered) -> int | None:

@@ -42,6 +42,7 @@ class RecordedWrite:
         value: its bytes.
         record: of the access; 0 for what was there before.
         passed: what each element of the strong access passes on, see `Location`.
+        reached: of each element, the fences `.sc` that come before it or a write before it, see `Reached`.
         readers: records of those who read it.
         followed: whether the next write is an atomic that read it, so that nothing comes between.
     """
@@ -49,6 +50,7 @@ class RecordedWrite:
     value: bytes
     record: int
     passed: Any = ()
+    reached: Any = ()
     readers: list[int] = field(default_factory=list)
     followed: bool = False
 
@@ -86,8 +88,15 @@ class History:
 
     def behind(self, write: RecordedWrite) -> list[RecordedWrite]:
         """The writes that come after one."""
-        place = next(number for number, each in enumerate(self.writes) if each is write)
-        return self.writes[place + 1 :]
+        return self.writes[self._place(write) + 1 :]
+
+    def in_front(self, write: RecordedWrite) -> RecordedWrite | None:
+        """The write that comes right before one, None if that is forgotten."""
+        place = self._place(write)
+        return self.writes[place - 1] if place else None
+
+    def _place(self, write: RecordedWrite) -> int:
+        return next(number for number, each in enumerate(self.writes) if each is write)
 
     def read(self, lane: int, record: int, knows: Knows, choices: Choosing) -> RecordedWrite:
         """The write that a lane's read takes."""

@@ -13,8 +13,8 @@ overwrote ("Causality", "Fence-SC"). Otherwise either order is legal, and nothin
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,8 +40,6 @@ from refmoe.ptx.text.syntax import Instruction
 Array = Any
 # Releases of the grid that are kept apart by CTA, for those who acquire with a narrower scope.
 _APART = 1024
-# Fences of a thread that are remembered.
-_LAST_FENCES = 16
 # Accesses of one location by one lane that are remembered, of those that more fences came before than the last one.
 _LAST_REACHED = 4
 
@@ -192,9 +190,10 @@ class Strong:
         """What a thread of a CTA acquires that has the other end of the pattern in that scope."""
         pool = self._order.pool
         found = releases.grid if strength == GRID else None
-        for (reach, origin), knowledge in releases.near.items():
-            counted = reach == GRID and strength == GRID
-            if not counted and self._needed(origin, cta) <= min(reach, strength):
+        # Every block may have one that reaches the grid: they are looked at only where their sum is no answer.
+        parts = [releases.near] if strength == GRID else [releases.near, releases.wide]
+        for (reach, origin), knowledge in chain.from_iterable(part.items() for part in parts):
+            if self._needed(origin, cta) <= min(reach, strength):
                 found = pool.join(found, knowledge)
         return found
 
@@ -259,15 +258,16 @@ class Strong:
             self._order.locations.pop(key, None)
 
     def _add(self, releases: Releases, reach: Reach, knowledge: Knowledge) -> None:
-        pool = self._order.pool
+        pool, part = self._order.pool, releases.near
         if reach[0] == GRID:
+            part = releases.wide
             releases.grid = pool.join(releases.grid, knowledge)
-            if len(releases.near) >= _APART and reach not in releases.near:
+            if len(part) >= _APART and reach not in part:
                 # Of so many only their sum is kept.
                 return
-        together = pool.join(releases.near.get(reach), knowledge)
+        together = pool.join(part.get(reach), knowledge)
         assert together is not None
-        releases.near[reach] = together
+        part[reach] = together
 
     # Weak outcomes, one access after another, of all elements of a vector together: `elements` are the records that
     # memory has of the last write of each
@@ -280,6 +280,7 @@ class Strong:
         # Bytes of a vector that several wrote have no record of one write, which would tell that another has come.
         if held is None or held.width != access.width or held.record != record or held.last.value != value:
             first = RecordedWrite(value, record, self._passed(access, region, index))
+            first.reached = self._reached_by_writes(access, region, index)
             held = histories[key] = History(access.width, first)
             held.record = record
         return held
@@ -290,6 +291,11 @@ class Strong:
         if access.unit == access.width:
             return (locations.get(self.key(region, index)),)
         return tuple(locations.get(self.key(region, at)) for at in range(index, index + access.width, access.unit))
+
+    def _reached_by_writes(self, access: StrongAccess, region: Region, index: int) -> tuple[Knowledge | None, ...]:
+        """The fences `.sc` that come before a write of each element of an access."""
+        held = (self._order.reached.get(self.key(region, at)) for at in range(index, index + access.width, access.unit))
+        return tuple(None if each is None else each.writes for each in held)
 
     def _knows(self, lane: int) -> Callable[[int], bool]:
         """Whether a write or a read comes before what a lane does now."""
@@ -345,6 +351,8 @@ class Strong:
         missed = [each.record for each in history.behind(chosen)]
         for number, location in enumerate(chosen.passed):
             key = self.key(region, index + number * access.unit)
+            if chosen.reached and chosen.reached[number] is not None:
+                self._come_behind(lane, key, chosen.reached[number])
             self._come_before(lane, key, missed)
             if location is not None and self._is_observed(access, location, self._cta(lane)):
                 self._learn(access, key, location.releases, [lane], alive)
@@ -371,8 +379,13 @@ class Strong:
         made = next(write for write in history.writes if write.record == own)
         made.passed = self._passed(access, region, index)
         history.record = _common(elements)
+        made.reached = self._reached_by_writes(access, region, index)
         if last:
             return
+        # Other writes come behind it, whatever fences are before those.
+        before, mine = history.in_front(made), self._fences_before(lane) if self._clocks.sequential else None
+        earlier = before.reached if before is not None and before.reached else (None,) * len(made.reached)
+        made.reached = tuple(self._order.pool.join(each, mine) for each in earlier)
         # The locations are still what their last writes made them.
         for at, location, found in zip(places.tolist(), held, elements, strict=True):
             if location is None:
@@ -393,7 +406,9 @@ class Strong:
                 continue
             value = region.data[at : at + access.width].tobytes()
             own = self._own(access, lane)
-            history.modify(RecordedWrite(value, own, self._passed(access, region, at)), own)
+            made = RecordedWrite(value, own, self._passed(access, region, at))
+            made.reached = self._reached_by_writes(access, region, at)
+            history.modify(made, own)
             history.record = record
 
     # Fences
@@ -437,8 +452,8 @@ class Strong:
             placed = {row: SequentialFence(each, strength, self._cta(one_of[row])) for row, each in made.items()}
             # Each thread has its own: the lanes of a warp may come to the fence one after another.
             for lane, row in zip(lanes.tolist(), rows.tolist(), strict=True):
-                last = self._order.fences.setdefault(clocks.first_warp * LANES + lane, deque(maxlen=_LAST_FENCES))
-                last.append(placed[row])
+                size = known[row].nbytes * len(known) // len(lanes)
+                self._order.remember(clocks.first_warp * LANES + lane, placed[row], size)
 
     def fence_inits(self, lanes: Array) -> None:
         """`fence.mbarrier_init`: it releases what the thread initialised to what it writes strongly after.
@@ -541,8 +556,8 @@ class Strong:
         steps[:] = part
         first = cluster * clocks.warps * LANES
         for thread in np.flatnonzero(steps > known).tolist():
-            earlier = [each.fence.step for each in fences.get(first + thread, ()) if each.fence.step <= known[thread]]
-            steps[thread] = max(earlier, default=0)
+            log = fences.get(first + thread)
+            steps[thread] = 0 if log is None else log.until(int(known[thread]))
         steps[lane % len(steps)] = own
         return self._order.pool.knowledge(cluster, made, beyond)
 
@@ -578,13 +593,14 @@ class Strong:
                     found += self._forced_elsewhere(row, cluster, reached)
             for other, thread, step in found:
                 number = other * clocks.warps * LANES + thread
-                for one in self._order.fences.get(number, ()):
-                    fits = min(strength, one.strength) >= self._needed(one.cta, self._cta(int(mine[0])))
-                    if one.fence.step == step and fits:
-                        held = one.fence
-                        known = held.row.copy()
-                        known[clocks.lane + thread] = step
-                        self._acquire(mine, self._order.pool.knowledge(other, known, held.beyond), alive)
+                log = self._order.fences.get(number)
+                one = None if log is None else log.at(step)
+                if one is None or min(strength, one.strength) < self._needed(one.cta, self._cta(int(mine[0]))):
+                    continue
+                held = one.fence
+                known = held.row.copy()
+                known[clocks.lane + thread] = step
+                self._acquire(mine, self._order.pool.knowledge(other, known, held.beyond), alive)
 
     def _reached_known(self, cluster: int, lane: int, oldest: dict[int, Array]) -> list[list[ReachedAccess]]:
         """Of what lanes of a cluster reached, that of which a lane knows at least the oldest access.

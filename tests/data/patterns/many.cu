@@ -1,0 +1,112 @@
+// So many barriers, fences, readers or atomics that whoever remembers only some of them gives another verdict.
+//
+// NAME of each kernel stands behind //#, with what its launch needs. ⟨racy¦mended⟩ is what tells its two forms apart.
+__device__ inline void bulk_add(void* d, const void* s, u32 n) { asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%0], [%1], %2;" :: "l"(d), "r"(sa(s)), "r"(n) : "memory"); }
+#define VOLATILE(x) (*(volatile u32*)&(x))
+
+//# forty_barriers finds=RaceError:write-read b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 t[40][4]; __shared__ u64 b[40]; __shared__ u32 flag; if (TID == 0) { flag =
+    0; for (int i = 0; i < 40; i++) mb_init(&b[i], 1); } __syncthreads(); if (TID == 0) for (int i = 0; i < 40; i++) {
+    mb_expect(&b[i], 16); bulk_load(t[i], in, 16, &b[i]); } if (TID == 32) { mb_wait(&b[38], 0); VOLATILE(flag) = 1; } if
+    (TID == 0) { while (!VOLATILE(flag)) {} mb_wait(&b[⟨39¦38⟩], 0); out[0] = t[38][1]; mb_wait(&b[39], 0); for (int i =
+    0; i < 38; i++) mb_wait(&b[i], 0); } }
+
+//# forty_barriers_of_a_cluster finds=RaceError:write-read b=32 g=4 cluster=4
+KER NAME(ARGS) { __shared__ __align__(16) u32 t[10][4]; __shared__ u64 b[10]; if (TID == 0) { for (int i = 0; i < 10;
+    i++) { mb_init(&b[i], 1); mb_expect(&b[i], 16); bulk_load(t[i], in, 16, &b[i]); } } __syncwarp(); if (TID == 1) {
+    mb_wait(&b[8], 0); st_rlx(cnt + BID, 1); } if (TID == 0) { while (!ld_rlx(cnt + BID)) {} mb_wait(&b[⟨9¦8⟩], 0);
+    out[BID] = t[8][1]; for (int i = 0; i < 10; i++) mb_wait(&b[i], 0); } }
+
+//# forty_chunks_by_fences finds=RaceError:write-read g=2 b=64
+KER NAME(ARGS) { for (int i = 0; i < 40; i++) { if (BID == 0) { out[64 * i + TID] = i; ⟨__threadfence_block();¦__threadfence();⟩
+    __syncthreads(); if (TID == 0) VOLATILE(cnt[i]) = 1; } else { if (TID == 0) { while (!VOLATILE(cnt[i])) {}
+    __threadfence(); } __syncthreads(); u32 v = out[64 * i + (TID ^ 33)]; if (v > 4000) cnt[200] = v; } } }
+
+//# forty_chunks_by_copies finds=RaceError:proxy g=2 b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 t[32]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); __syncthreads();
+    for (int i = 0; i < 40; i++) { if (BID == 0) { out[32 * i + TID] = i; ⟨¦asm volatile("fence.proxy.async.global;" :::
+    "memory");⟩ __syncthreads(); if (TID == 0) st_rel(cnt + i, 1); } else if (TID == 0) { while (!ld_rlx(cnt + 39)) {} while
+    (!ld_acq(cnt + i)) {} mb_expect(&b, 128); bulk_load(t, out + 32 * i, 128, &b); mb_wait(&b, i & 1); } } }
+
+//# forty_chunks_fenced_late finds=RaceError:proxy g=2 b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 t[32]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); __syncthreads();
+    for (int i = 0; i < 40; i++) { if (BID == 0) { out[32 * i + TID] = i; if (i != 20) asm volatile(
+    "fence.proxy.async.global;" ::: "memory"); ⟨¦if (i == 20) asm volatile("fence.proxy.async.global;" ::: "memory");⟩
+    __syncwarp(); if (TID == 0) st_rel(cnt + i, 1); } else if (TID == 0) { while (!ld_rlx(cnt + 39)) {} while
+    (!ld_acq(cnt + i)) {} mb_expect(&b, 128); bulk_load(t, out + 32 * i, 128, &b); mb_wait(&b, i & 1); } } }
+
+//# forty_chunks_in_shared_memory finds=RaceError:proxy b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 t[40][32]; __shared__ u64 full[40]; if (TID == 0) for (int i = 0; i < 40;
+    i++) mb_init(&full[i], 32); __syncthreads(); for (int i = 0; i < 40; i++) { if (TID < 32) { t[i][TID] = i;
+    ⟨¦fence_async();⟩ mb_arrive(&full[i]); } else if (TID == 32) { mb_wait(&full[i], 0); bulk_store(out + 32 * i, t[i],
+    128); bulk_commit(); } } if (TID == 32) bulk_wait(); }
+
+//# a_hundred_adders finds=RaceError:write-read b=160
+KER NAME(ARGS) { __shared__ u32 x; if (TID == 0) x = 0; __syncthreads(); if (TID < 128) asm volatile(
+    "red.relaxed.cta.shared.add.u32 [%0], 1;" :: "r"(sa(&x)) : "memory"); ⟨if (TID >= 32)¦⟩ BAR(1, ⟨128¦160⟩); if (TID
+    == 128) out[0] = x; }
+
+//# a_hundred_adding_blocks finds=RaceError:write-read g=100 b=32
+KER NAME(ARGS) { __shared__ u32 last; if (TID == 0) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::
+    "l"(out) : "memory"); ⟨if (BID)¦⟩ { __threadfence(); last = atomicAdd(cnt, 1); if (last == ⟨98¦99⟩) {
+    __threadfence(); cnt[5] = out[0]; } } } }
+
+//# a_hundred_readers finds=RaceError:read-write g=100 b=32
+KER NAME(ARGS) { if (TID == 0) { u32 v = out[7]; ⟨if (BID)¦⟩ { __threadfence(); u32 last = atomicAdd(cnt, 1); if (last
+    == ⟨98¦99⟩) { __threadfence(); out[7] = 8; } } if (v > 9) cnt[200] = v; } }
+
+//# readers_of_every_warp finds=RaceError:read-write b=1024
+KER NAME(ARGS) { __shared__ u32 x; if (TID == 0) x = 5; __syncthreads(); u32 v = x; ⟨if (TID / 32 != 7)¦⟩ BAR(1,
+    ⟨992¦1024⟩); if (TID == 64) x = 9; out[TID] = v; }
+
+//# a_late_acquire_of_an_old_fence finds=RaceError:write-read g=2 b=32
+KER NAME(ARGS) { if (TID == 0) { if (BID == 0) { out[0] = 5; ⟨¦__threadfence();⟩ VOLATILE(cnt[0]) = 1; for (int i = 0; i
+    < 40; i++) { __threadfence(); VOLATILE(cnt[1 + i]) = 1; } } else { while (!VOLATILE(cnt[0])) {} __threadfence();
+    out[1] = out[0]; } } }
+
+//# an_old_fence_of_another_thread finds=RaceError:write-read g=2 b=64
+KER NAME(ARGS) { if (BID == 0) { out[TID] = 5; ⟨if (TID < 32)¦⟩ __threadfence(); __syncthreads(); if (TID == 0)
+    VOLATILE(cnt[0]) = 1; else for (int i = 0; i < 40; i++) __threadfence(); } else if (TID == 0) { while
+    (!VOLATILE(cnt[0])) {} __threadfence(); out[100] = out[40]; } }
+
+//# forty_rounds_of_a_ring finds=RaceError:read-write g=2 b=32
+KER NAME(ARGS) { if (TID == 0) for (int i = 0; i < 40; i++) { u32* head = cnt; u32* tail = cnt + 1; if (BID == 0) {
+    while (i - (int)⟨ld_rlx¦ld_acq⟩(tail) >= 4) {} out[i & 3] = i; st_rel(head, i + 1); } else { while ((int)ld_acq(head)
+    <= i) {} u32 v = out[i & 3]; if (v > 100) cnt[200] = v; ⟨st_rlx¦st_rel⟩(tail, i + 1); } } }
+
+//# a_chain_of_forty_blocks finds=RaceError:write-read g=40 b=32
+KER NAME(ARGS) { if (TID == 0) { u32 v = 0; if (BID) { while (!ld_acq(cnt + BID - 1)) {} v = out[0] + out[BID - 1]; }
+    out[BID] = v + 1; if (⟨BID != 20¦1⟩) st_rel(cnt + BID, 1); else st_rlx(cnt + BID, 1); } }
+
+//# forty_phases_of_a_cluster finds=RaceError:write-read g=2 b=32 cluster=2
+KER NAME(ARGS) { __shared__ u32 s[2][32]; auto c = cg::this_cluster(); u32 a = 0; for (int i = 0; i < 40; i++) { s[i &
+    1][TID] = i; ⟨if (i != 30)¦⟩ c.sync(); a += c.map_shared_rank(s[i & 1], c.block_rank() ^ 1)[TID ^ 3]; } c.sync();
+    out[BID * 32 + TID] = a; }
+
+//# forty_groups_of_copies finds=MemoryFault:uninitialised b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 t[40][128]; u32 a = 0; for (int i = 0; i < 40; i++) { cpa(&t[i][4 * TID],
+    in + 4 * TID); cpa_commit(); if (i >= 3) { cpa_wait<⟨4¦3⟩>(); a += t[i - 3][4 * TID]; } } cpa_wait<0>(); out[TID] =
+    a; }
+
+//# forty_stores_in_flight finds=RaceError:read-write b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 t[4][32]; for (int i = 0; i < 40; i++) { if (TID == 0) asm volatile(
+    "cp.async.bulk.wait_group.read %0;" :: "n"(⟨4¦3⟩) : "memory"); __syncwarp(); t[i & 3][TID] = i; fence_async();
+    __syncwarp(); if (TID == 0) { bulk_store(out + 32 * i, t[i & 3], 128); bulk_commit(); } } if (TID == 0) bulk_wait();
+    }
+
+//# ten_chunks_polled_ahead finds=RaceError:write-read g=2 b=64
+KER NAME(ARGS) { if (BID == 0) { for (int i = 0; i < 10; i++) { out[64 * i + TID] = i; __threadfence(); __syncthreads();
+    if (TID == 0) VOLATILE(cnt[0]) = i + 1; } } else if (TID < 32) { for (int i = 0; i < 10; i++) { if (TID == 0) while
+    (VOLATILE(cnt[0]) <= i) {} __syncwarp(); ARRIVE(1 + i, 64); } } else for (int i = 0; i < 10; i++) { BAR(1 + i, 64);
+    ⟨__threadfence_block();¦__threadfence();⟩ u32 v = out[64 * i + (TID ^ 33)]; if (v > 100) cnt[200] = v; } }
+
+//# a_thousand_releasing_blocks finds=RaceError:write-read g=1200 b=64
+KER NAME(ARGS) { __shared__ u32 n; if (TID == 0) { out[BID] = 1; ⟨¦__threadfence();⟩ asm volatile(
+    "red.relaxed.gpu.global.add.u32 [%0], 1;" :: "l"(cnt) : "memory"); } __syncthreads(); if (BID == 1199 && TID == 32)
+    { do n = ld_rlx(cnt); while (n < 1200); __threadfence(); u32 a = 0; for (int i = 0; i < 1200; i++) a += out[i];
+    out[2000] = a; } }
+
+//# a_hundred_reducing_blocks finds=RaceError:write-read b=32 g=100
+KER NAME(ARGS) { __shared__ __align__(128) u32 t[32]; t[TID] = TID; fence_async(); __syncwarp(); if (TID == 0) { bulk_add(out, t,
+    128); bulk_commit(); bulk_wait(); ⟨if (BID)¦⟩ { asm volatile("fence.proxy.async.global;" ::: "memory");
+    __threadfence(); if (atomicAdd(cnt, 1) == ⟨98¦99⟩) { __threadfence(); cnt[5] = out[3]; } } } }
