@@ -16,12 +16,19 @@ from hypothesis.internal.conjecture import providers
 from support import quick_fractions
 
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
+from refmoe.ptx import Checks
 from refmoe.ptx.findings import unexplained
 from refmoe.verify.kernel import Devices
 
 #: Rooms whose tests ask which races are found. To explain one takes a hundred launches, which tests/ptx/findings judge;
 #: `make explained` runs these rooms with explanations too, so that none of them ends in another error.
 UNEXPLAINED = ("ptx/engine", "ptx/bulk", "ptx/tensor_cores", "ptx/async_copies")
+#: Rooms whose tests ask which accesses race: their kernels read, and throw away what they read. What becomes of the
+#: values is the subject of tests/ptx/undefined/test_racing_reads.py.
+UNFOLLOWED = (
+    "ptx/engine", "ptx/bulk", "ptx/tensor_cores", "ptx/async_copies", "ptx/schedules/test_elements.py",
+    "ptx/findings/test_exact.py", "ptx/native/test_ways.py",
+)  # fmt: skip
 # Its tests are of a package with the toy family laid over it, see tests/families/test_toy_family.py.
 collect_ignore = ["support/toy"]
 
@@ -89,6 +96,14 @@ def races_are_not_explained(request: pytest.FixtureRequest) -> Iterator[None]:
     silent = room.startswith(UNEXPLAINED) and not os.environ.get("REFMOE_TEST_EXPLAINED")
     with unexplained() if silent else nullcontext():
         yield
+
+
+@pytest.fixture(autouse=True)
+def races_are_faults_whoever_uses_the_value(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the rooms of `UNFOLLOWED`."""
+    room = request.path.relative_to(Path(__file__).parent).as_posix()
+    if room.startswith(UNFOLLOWED):
+        monkeypatch.setattr(Checks, "follows_races", False)
 
 
 @pytest.fixture(scope="module")

@@ -351,7 +351,8 @@ def _race(error: RaceError) -> dict[str, Any]:
         "offset": error.offset,
         "line": error.line,
         "source": error.source,
-        "said": [] if finding is None else list(finding.lines()),
+        "use": error.use,
+        "said": [*error.use_said(), *([] if finding is None else finding.lines())],
         "finding": None if finding is None else finding.document(),
     }
 

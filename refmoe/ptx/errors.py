@@ -183,6 +183,7 @@ class MemoryFault(LaneError):
         offset: byte offset from the buffer's start (it may be negative), or None.
         size: bytes accessed.
         use: where a byte that nobody wrote is used, in words; empty where the access itself is the fault.
+        under_way: whether the bytes are those of a copy that nobody has waited for.
     """
 
     kind: str
@@ -192,6 +193,7 @@ class MemoryFault(LaneError):
     offset: int | None
     size: int
     use: str = ""
+    under_way: bool = False
 
 
 class RaceError(LaneError):
@@ -212,13 +214,15 @@ class RaceError(LaneError):
             `"warp-collective"` (the lanes of a warp read, an instruction of the whole warp took the values, and one
             lane signalled for all) or `"copied operand"` (`wgmma` reads what `cp.async` brought, without a proxy
             fence) or `"non-coherent"` (`ld.global.nc` reads what the grid before wrote, behind `griddepcontrol.wait`)
-            or `"unfenced init"` (a bulk copy completes on an mbarrier whose `mbarrier.init` has no proxy fence).
+            or `"unfenced init"` (a bulk copy completes on an mbarrier whose `mbarrier.init` has no proxy fence) or
+            `"unused value"` (a plain read, of whose value nothing depends).
         certain: whether it is known which of several accesses is not ordered.
         earlier: the instruction of the earlier access, or None where it is not known.
         among: the thread of the earlier access, or one of several; of a bulk copy that completes on a barrier None.
         poll: of a missing acquire the strong read that saw the signal, else None.
         finding: what is to be said of both accesses, and what would order them; None where the launch was not run
             again for it, see `Checks.explain`.
+        use: of a plain read whose value was followed, what the value reaches, and where; else empty.
     """
 
     kind: str
@@ -233,9 +237,14 @@ class RaceError(LaneError):
     among: Index3 | None = None
     poll: WrittenInstruction | None = None
     finding: Explained | None = None
+    use: str = ""
 
     def __str__(self) -> str:
-        return self.message if self.finding is None else "\n  ".join((self.message, *self.finding.lines()))
+        return "\n  ".join((self.message, *self.use_said(), *(() if self.finding is None else self.finding.lines())))
+
+    def use_said(self) -> tuple[str, ...]:
+        """What is said of the use, a sentence or none."""
+        return (f"the value that was read {self.use}",) if self.use else ()
 
     @property
     def cause(self) -> tuple[Any, ...]:
@@ -247,6 +256,15 @@ class RaceError(LaneError):
     def explained(self, finding: Explained, **fields: Any) -> RaceError:
         """The same error with more to say."""
         return RaceError(self.message, **{**self._fields, **fields, "finding": finding})
+
+    def used(self, use: str) -> RaceError:
+        """The same error, of a read whose value was followed to its use."""
+        return RaceError(self.message, **{**self._fields, "use": use})
+
+    def unused(self) -> RaceError:
+        """The warning that it is where nothing depends on the value that was read."""
+        message = f"{self.message}; nothing depends on the value that was read"
+        return RaceError(message, **{**self._fields, "warning": "unused value"})
 
 
 class UndefinedError(LaneError):

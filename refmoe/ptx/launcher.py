@@ -22,6 +22,7 @@ from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.lanes import Checks, OutOfTime
 from refmoe.ptx.engine.machine import Launch, Observer
 from refmoe.ptx.engine.order.locations import Order
+from refmoe.ptx.engine.order.racing_reads import ReadsFound
 from refmoe.ptx.engine.order.witness import RaceWitness
 from refmoe.ptx.engine.previous_grid import PreviousGrid, TouchedBytes
 from refmoe.ptx.engine.races import RaceShadow, shadow_of
@@ -36,7 +37,7 @@ from refmoe.ptx.errors import (
     ScheduleError,
     StepBudgetExceeded,
 )
-from refmoe.ptx.findings.explain import LaunchShape, settled
+from refmoe.ptx.findings.explain import LONGEST_SEEN, LaunchShape, runs_again, settled
 from refmoe.ptx.findings.trials import Agreed, Allowance
 from refmoe.ptx.grid import BlockQueue, Grid
 from refmoe.ptx.module import Module
@@ -236,7 +237,8 @@ def launch(
             view = _view(chosen, None if aside else profile)
             # A debugger would stop at the same lines once more.
             joins = compute_capability(running.target) >= _LANES_APART and not view.alone
-            repeats = Repeats(looked_for, lambda: running.compile(entry, view), joins)
+            follows = looked_for.follows_races and witness is None and runs_again()
+            repeats = Repeats(looked_for, lambda: running.compile(entry, view), joins, exact, follows)
             while True:
                 tally = _Tally()
                 try:
@@ -246,19 +248,20 @@ def launch(
                         io.StringIO() if aside else output[0], None if aside else observer, blocks, cluster,
                         cooperative, multiprocessors, chosen,
                         previous_grid_writes, previous_grid_reads, keep_accesses,
-                        exact=exact, witness=witness, tally=tally, repeats=repeats,
-                        deadline=allowance.deadline if aside else None,
+                        exact=repeats.exact, witness=repeats.racing if witness is None else witness, tally=tally,
+                        repeats=repeats, deadline=allowance.deadline if aside else None,
                     )  # fmt: skip
-                    return _Attempted(ran, result)
-                except (PtxError, Suspected) as error:
-                    if not repeats.again(error):
+                    if not _again_after_all(repeats, ran):
+                        return _Attempted(ran, replace(result, warnings=(*result.warnings, *repeats.warnings)))
+                except (PtxError, Suspected, ReadsFound) as error:
+                    if not repeats.again(error, steps <= LONGEST_SEEN):
                         raise repeats.finding(error) from None
-                    for forget in marks:
-                        forget()
-                    output[:] = [io.StringIO()] if not aside else output
                 finally:
                     steps = max(steps, tally.steps) if chosen is one else steps
                     single_stores += tally.single_stores
+                for forget in marks:
+                    forget()
+                output[:] = [io.StringIO()] if not aside else output
 
         def agreed(running: Module) -> Agreed:
             """What becomes of a launch with a change under this schedule and others."""
@@ -328,6 +331,18 @@ def launch(
     except PtxError as error:
         raise under(error, one) from None
     return results[0]
+
+
+def _again_after_all(repeats: Repeats, ran: Ran) -> bool:
+    """See `Repeats.again_after_all`: memory is then as it was before."""
+    try:
+        again = repeats.again_after_all()
+    except RaceError:
+        ran.take_back()
+        raise
+    if again:
+        ran.take_back()
+    return again
 
 
 def _with_warnings(error: PtxError, results: Sequence[LaunchResult]) -> PtxError:

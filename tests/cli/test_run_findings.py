@@ -95,3 +95,25 @@ def test_an_array_that_is_none() -> None:
     result = run("no wait for the grid before", "--previous-grid-writes", "n")
     assert result.exit_code == 2
     assert "--previous-grid-writes: found 'n'; needed NAME of an array: out, in" in " ".join(result.output.split())
+
+
+def test_a_value_that_nobody_uses_is_listed() -> None:
+    result = run("a value that nobody uses")
+    assert result.exit_code == 0
+    assert "warning        unused value: read-write race on byte" in result.stdout
+    assert "nothing depends on the value that was read" in result.stdout
+    assert "races.md#values-that-nobody-uses" in result.stdout
+    (warning,) = json.loads(run("a value that nobody uses", "--json").stdout)["result"]["warnings"]
+    assert warning["warning"] == "unused value"
+    strict = run("a value that nobody uses", "--strict")
+    assert strict.exit_code == 1
+    assert strict.stdout.startswith("RaceError: read-write race")
+    assert run("a value that nobody uses", twin=True).exit_code == 0
+
+
+def test_a_fault_says_what_its_value_reaches() -> None:
+    said = "the value that was read reaches an output byte (byte "
+    assert said in run("two warps in a loop").stdout
+    race = json.loads(run("two warps in a loop", "--json").stdout)["fault"]["race"]
+    assert race["use"].startswith("reaches an output byte")
+    assert race["said"][0].startswith(said)

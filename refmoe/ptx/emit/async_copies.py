@@ -10,7 +10,8 @@ from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.emit.bulk import count_operands, integer
 from refmoe.ptx.engine.copies import CopyAsync, CopyCommit, CopyWait
 from refmoe.ptx.engine.loads_and_stores import Access, Store
-from refmoe.ptx.engine.mbarrier import Arrive, CopyArrive, Create, Destroy, Expect, Wait, pending_count
+from refmoe.ptx.engine.mbarrier import Arrive, CopyArrive, Create, Destroy, Expect, Wait
+from refmoe.ptx.engine.mbarrier_table import pending_count
 from refmoe.ptx.state.records import GRID
 from refmoe.ptx.text.syntax import Instruction, Not, Operand, Register
 

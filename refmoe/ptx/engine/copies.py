@@ -47,6 +47,8 @@ class Flight:
         source: the buffer, or None where nothing is read.
         index: int64 [n], byte index into it.
         landed: whether its bytes are there already, though nobody has waited for them.
+        raced: what raced of what it reads, uint8 [n, bytes of a copy], and where it came from, int64 [n], see
+            `UndefinedFollower.raced`; None for nothing.
     """
 
     work: CopyAsync
@@ -59,6 +61,7 @@ class Flight:
     source: Region | None
     index: Array
     landed: bool = False
+    raced: tuple[Array, Array] | None = None
 
     def some(self, which: Array) -> Flight:
         """The copies at which bool [n] is on."""
@@ -68,6 +71,7 @@ class Flight:
             groups=self.groups[which],
             target=self.target[which],
             index=self.index[which],
+            raced=None if self.raced is None else (self.raced[0][which], self.raced[1][which]),
         )
 
 
@@ -199,6 +203,8 @@ class Copies:
         shared.write(width, flight.target // width, words)
         if shared.shadow is not None:
             shadow_of(shared).after_write(frame, work.target, shared, flight.target, flight.lanes, words)
+        if flight.raced is not None:
+            self.machine.undefined.write_bytes(shared, flight.target, *flight.raced)
         self.machine.progress()
 
     def _land_natively(self, flight: Flight) -> bool:
@@ -280,27 +286,33 @@ class CopyAsync:
             if len(counts) > 1:
                 chosen = sizes == count
                 flight, origins = whole.some(chosen), origin[chosen]
-            for buffer, which, begin in self._sources(frame, count, origins, flight.lanes):
+            for buffer, which, begin, raced in self._sources(frame, count, origins, flight.lanes):
                 mine = flight if which is None else flight.some(which)
                 part = Flight(self, mine.number, mine.step, mine.lanes, mine.groups, mine.target, count, buffer, begin)
+                part.raced = raced
                 copies.add(frame, part)
         copies.issued += 1
 
     def _sources(
         self, frame: Frame, count: int, address: Array, lanes: Array
-    ) -> list[tuple[Region | None, Array | None, Array]]:
-        """(buffer, which lanes or None for all, byte index) of reads of `count` bytes, bounds checked."""
+    ) -> list[tuple[Region | None, Array | None, Array, tuple[Array, Array] | None]]:
+        """(buffer, which lanes or None for all, byte index, what raced) of reads of `count` bytes, bounds checked."""
         if not count:
             # The address of nothing may be anything.
-            return [(None, None, address.view(np.int64))]
+            return [(None, None, address.view(np.int64), None)]
         width = self.target.width
         whole = self.source if count == width else replace(self.source, size=1, count=count, align=width)
-        parts: list[tuple[Region | None, Array | None, Array]] = []
+        parts: list[tuple[Region | None, Array | None, Array, tuple[Array, Array] | None]] = []
         for region, which, index in whole._parts(frame, address, lanes):
-            parts.append((region, which, index))
+            theirs, raced = lanes if which is None else lanes[which], None
             if region.shadow is not None:
-                access, at, who = self.reading(count, index, lanes if which is None else lanes[which])
+                access, at, who = self.reading(count, index, theirs)
                 shadow_of(region).read(frame, access, region, at, who, asynchronous=True)
+                if frame.machine.undefined is not None:
+                    raced = frame.machine.undefined.raced(whole, region, index, theirs)
+            if raced is not None:
+                raced = np.pad(raced[0], ((0, 0), (0, width - count))), raced[1]
+            parts.append((region, which, index, raced))
         return parts
 
     def reading(self, size: int, index: Array, lanes: Array) -> tuple[Access, Array, Array]:

@@ -18,6 +18,7 @@ import numpy as np
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.order.accessing import Accessing
 from refmoe.ptx.engine.order.clocks import LANES
+from refmoe.ptx.engine.order.racing_reads import RacingReads
 from refmoe.ptx.engine.races import RaceShadow, never
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.memory import Region
@@ -338,8 +339,24 @@ class ExactShadow(RaceShadow):
             found = self._conflict(frame, held.reads, lane, mine, record, known)
             kind = "read-write"
         if found is not None:
-            self._report(frame, access, region, held.begin, lane, found, kind, "same value" if same else "", record)
+            warning = "same value" if same else ""
+            if not same and self._met_again(frame, access, region, held, row, found, kind):
+                return True
+            self._report(frame, access, region, held.begin, lane, found, kind, warning, record, held.width)
         return found is not None
+
+    def _met_again(
+        self, frame: Frame, access: Accessing, region: Region, held: _Place, row: Made, found: int, kind: str
+    ) -> bool:
+        """Whether a race of an access with `found` is told as one that was met before."""
+        _, lane, record = row
+        if not isinstance(self.witness, RacingReads) or self.combined is not None:
+            return False
+        error = self.witness.like(kind, region.name, access.instruction)
+        if error is None or self._poll(frame, access, lane, found, record, kind) is not None:
+            return False
+        self.found(frame.machine, error, held.begin + frame.machine.first_cta * region.stride, lane, held.width)
+        return True
 
     # Bulk copies, whose accesses have one record while they are under way, and another one afterwards
 

@@ -68,7 +68,7 @@ class Checks:
             does not take part and, if `uninitialised` too, of bytes that nobody wrote, which may then be read as long
             as no result depends on them.
         strict: whether what is but a warning ends a launch too, see `RaceError.warning`, and whether the read of bytes
-            that nobody wrote does, used or not.
+            that nobody wrote does, used or not. What was read in a race is then not followed.
         explain: whether a launch with a race is run again, to name both accesses and find out what would order them.
     """
 
@@ -79,6 +79,11 @@ class Checks:
     undefined: bool = True
     strict: bool = False
     explain: bool = True
+
+    @property
+    def follows_races(self) -> bool:
+        """Whether a race of a plain read is but a warning where nothing depends on the value."""
+        return self.races and self.undefined and self.uninitialised and not self.strict
 
 
 class OutOfTime(Exception):

@@ -290,12 +290,12 @@ class Access:
         fields = machine.at(lane, self.instruction)
         name = None if region is None else region.name
         where = f"address 0x{address:X}" if region is None else f"byte {offset} of {name} ({region.size} bytes)"
-        flight = detail
+        flight, under_way = detail, False
         if kind == "out of bounds" and region is machine.shared:
             flight += _not_given(machine)
         if kind == "uninitialised" and region is machine.shared and offset is not None:
             byte = int(machine.lane_cta[lane]) * region.stride + offset
-            if machine.under_way(byte):
+            if under_way := machine.under_way(byte):
                 flight += ", to which an asynchronous copy that nobody has waited for is under way"
         used = f"; its value {use}" if use else ""
         return MemoryFault(
@@ -308,6 +308,7 @@ class Access:
             offset=offset,
             size=self.width,
             use=use,
+            under_way=under_way,
             **fields,
         )
 

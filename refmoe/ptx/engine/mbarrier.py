@@ -24,7 +24,7 @@ from refmoe.ptx.engine.copies import Copies, different
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access
-from refmoe.ptx.engine.mbarrier_table import OBJECT_BYTES, MbarrierTable, among
+from refmoe.ptx.engine.mbarrier_table import MOST, OBJECT_BYTES, MbarrierTable, among
 from refmoe.ptx.engine.order.accessing import Accessing
 from refmoe.ptx.engine.order.clocks import LANES
 from refmoe.ptx.engine.races import shadow_of
@@ -33,8 +33,6 @@ from refmoe.ptx.state.records import CLUSTER, CTA, GUARDED, THREAD
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
-# Both counts have 20 bits (PTX ISA, "Contents of the mbarrier object").
-MOST = (1 << 20) - 1
 # A state token: phase << 24 | pending count.
 _PHASE_SHIFT = 24
 # Bytes of shared memory that a warp's asynchronous stores reach together.
@@ -264,7 +262,11 @@ class Mbarriers(MbarrierTable):
 
     def expect(self, frame: Frame, work: Expect, address: Array, lanes: Array, owed: Array) -> None:
         """`mbarrier.expect_tx` and, with negative bytes, `mbarrier.complete_tx`."""
-        self._expect(frame, work.access, self.objects(frame, work.access, address, lanes), lanes, owed)
+        ids = self.objects(frame, work.access, address, lanes)
+        if self.machine.clocks is not None:
+            far = np.flatnonzero(self.far(ids, lanes))
+            self.remote.note(self.machine, work.access.instruction, ids[far], lanes[far], self.phase[ids[far]], False)
+        self._expect(frame, work.access, ids, lanes, owed)
 
     def _expect(self, frame: Frame, access: Access, ids: Array, lanes: Array, owed: Array) -> None:
         self.machine.tracer.mbarrier("expect", access.instruction, lanes, ids, owed)
@@ -438,7 +440,7 @@ class Mbarriers(MbarrierTable):
         """A wait is for a barrier of the own block (PTX ISA, "mbarrier.test_wait": `.shared::cta`)."""
         machine = self.machine
         if machine.launch.grid.cluster_blocks > 1:
-            other = self.slot[ids] * OBJECT_BYTES // machine.shared.stride != machine.lane_cta[lanes]
+            other = self.far(ids, lanes)
             if other.any():
                 bad = int(np.argmax(other))
                 what = f"a wait for {self.name(self.slot[ids[bad]])}, another block of the cluster"
@@ -515,7 +517,7 @@ class Mbarriers(MbarrierTable):
         machine, clocks = self.machine, self.machine.clocks
         if clocks is None:
             return
-        foreign = self.slot[ids] * OBJECT_BYTES // machine.shared.stride != machine.lane_cta[lanes]
+        foreign = self.far(ids, lanes)
         np.add.at(self._foreign, ids[foreign], counts[foreign])
         self.remote.note(machine, work.access.instruction, ids[foreign], lanes[foreign], self.phase[ids[foreign]])
         if work.own_block:
@@ -693,8 +695,3 @@ class Wait:
             mbarriers.acquire(self, ids[ready], lanes[ready])
             result[slice(None) if where is None else where] = ready
         return result
-
-
-def pending_count(state: Array) -> Array:
-    """`mbarrier.pending_count`: of the state that an arrival found."""
-    return (state & np.uint64(MOST)).astype(np.uint32)

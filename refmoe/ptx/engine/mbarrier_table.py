@@ -20,6 +20,8 @@ from refmoe.ptx.text.syntax import Instruction
 Array = Any
 #: Of an object; it is aligned to as many.
 OBJECT_BYTES = 8
+# Both counts have 20 bits (PTX ISA, "Contents of the mbarrier object").
+MOST = (1 << 20) - 1
 _STEPS = 32
 # Questions that are remembered: more than a loop has.
 _REMEMBERED = 64
@@ -217,3 +219,13 @@ class MbarrierTable:
         cta, byte = divmod(int(slot) * OBJECT_BYTES, shared.stride)
         block, _ = self.machine.place_of(cta * self.machine.warps * 32)
         return f"the mbarrier at byte {byte} of {shared.name} (address 0x{OWN_BASE + byte:X}) of block {block}"
+
+    def far(self, ids: Array, lanes: Array) -> Array:
+        """Which of `lanes` [n] are of another block than the objects."""
+        far: Array = self.slot[ids] * OBJECT_BYTES // self.machine.shared.stride != self.machine.lane_cta[lanes]
+        return far
+
+
+def pending_count(state: Array) -> Array:
+    """`mbarrier.pending_count`: of the state that an arrival found."""
+    return (state & np.uint64(MOST)).astype(np.uint32)

@@ -12,6 +12,7 @@ one where there is none; a race that is not certain is looked for again by a lau
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -572,7 +573,7 @@ class RaceShadow:
 
     def _report(
         self, frame: Frame, access: Accessing, region: Region, offset: int, lane: Any, record: Any, kind: str,
-        warning: str = "", mine: int = 0,
+        warning: str = "", mine: int = 0, width: int = 1,
     ) -> None:  # fmt: skip
         """Raise the error of a race on byte `offset` of all owners' bytes, or keep it where it is but a warning."""
         machine = frame.machine
@@ -621,12 +622,13 @@ class RaceShadow:
             poll=None if poll is None else poll.instruction,
             **fields,
         )
-        self.found(machine, error, byte, int(lane))
+        self.found(machine, error, byte, int(lane), width)
 
-    def found(self, machine: Lanes, error: RaceError, byte: int, lane: int) -> None:
+    def found(self, machine: Lanes, error: RaceError, byte: int, lane: int, width: int = 1) -> None:
         """Raise an error, or keep what is but a warning; a witness goes on behind both."""
         if self.witness is not None:
-            self.witness.met(error, byte, lane + machine.first_thread)
+            ordered = partial(_ordered_before, machine, lane)
+            self.witness.met(error, byte, lane + machine.first_thread, width, ordered)
         if error.warning and not machine.checks.strict:
             machine.launch.warn(error)
         elif self.witness is None:
@@ -649,6 +651,12 @@ class RaceShadow:
             return False
         own = alone & int(THREAD) == frame.machine.first_thread + lane
         return not own and not self._ordered(frame, lane, alone)
+
+
+def _ordered_before(machine: Lanes, lane: int, records: list[int]) -> list[bool]:
+    """Which records come before what a lane does now."""
+    found: list[bool] = machine.clocks.ordered(np.full(len(records), lane), np.array(records, np.int64)).tolist()
+    return found
 
 
 def _axes(place: Any) -> tuple[Any, ...]:

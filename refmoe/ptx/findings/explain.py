@@ -28,7 +28,7 @@ from refmoe.ptx.module import Module
 from refmoe.ptx.text.syntax import Function, Instruction
 
 # Steps of a launch, see `Launch.steps`, up to which it is run again with a witness.
-_SEEN = 20_000_000
+LONGEST_SEEN = 20_000_000
 # Warnings of one launch that are explained.
 _WARNINGS = 4
 # Entries whose collectives are looked at.
@@ -57,12 +57,20 @@ R = TypeVar("R", bound=EndedLaunch, covariant=True)
 
 @contextmanager
 def unexplained() -> Iterator[None]:
-    """Launches in the block, of this thread, that race say no more than that: nothing is run again to explain it."""
+    """Launches in the block, of this thread, that race say no more than that.
+
+    Nothing is run again, neither to explain a race nor to find out whether anybody uses the value that was read.
+    """
     token = _EXPLAINS.set(False)
     try:
         yield
     finally:
         _EXPLAINS.reset(token)
+
+
+def runs_again() -> bool:
+    """Whether launches that race are run again: not in a block of `unexplained`."""
+    return _EXPLAINS.get()
 
 
 class Attempt(Protocol[R]):
@@ -148,7 +156,7 @@ def settled(
                 # It is suspected: look again, at all that happens to that buffer.
                 exact |= {error.buffer}
                 continue
-            if not explains or steps() > _SEEN:
+            if not explains or steps() > LONGEST_SEEN:
                 raise
             consumed = explainer.collective(error, running, exact)
             if consumed is None:
@@ -158,7 +166,7 @@ def settled(
                 raise warning.with_traceback(error.__traceback__) from None
             milder.append(warning)
             continue
-        if not outcome.warnings or not explains or seen or steps() > _SEEN:
+        if not outcome.warnings or not explains or seen or steps() > LONGEST_SEEN:
             return outcome, (*outcome.warnings, *milder)
         outcome.take_back()
         allowance.for_warnings()

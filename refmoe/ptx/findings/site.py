@@ -100,6 +100,11 @@ class RaceSite:
     @property
     def default(self) -> tuple[str, str]:
         """(what is missing, section) as long as nothing better is known."""
+        missing, section = self._default
+        return missing, "values-that-nobody-uses" if self.error.warning == "unused value" else section
+
+    @property
+    def _default(self) -> tuple[str, str]:
         kind, relation = self.error.kind, self.relation
         if self.error.warning == "non-coherent":
             return NC_BEHIND

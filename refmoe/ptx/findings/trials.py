@@ -38,7 +38,7 @@ _FEWEST = 8
 # many are tried for one race and those that are left. An unrolled loop needs one and the same change at each turn.
 _DEEPEST, _BRANCHES, _ALL = 8, 2, 160
 # Seconds of this process's time that changes may be tried for the races of one launch. Threads that poll are followed
-# lane by lane, so that a launch of a second may take minutes under other schedules. Nobody waits for a warning for long.
+# lane by lane, so that a launch of a second may take minutes under other schedules. Nobody waits for a warning so long.
 _SECONDS, _WARNING_SECONDS = 30.0, 5.0
 
 
@@ -189,7 +189,9 @@ class Trials:
             return replace(found, why=late or self._why(race))
         return replace(
             found, missing=change.remedy.missing, remedy=change.remedy.words, tried=True, clean=change.clean,
-            edited=change.text, section=change.remedy.section, orders=change.remedy.passes_on,
+            edited=change.text,
+            section=found.section if race.error.warning == "unused value" else change.remedy.section,
+            orders=change.remedy.passes_on,
             schedules=change.agreed.schedules, same=change.agreed.same, why=late,
         )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """Repeats of one operation at one word, all in one call: what each of them finds, and what the last one leaves.
 
 Hundreds of lanes that count in one word take hundreds of turns. An integer operation gives the same in one scan as in
-turns, so that `accumulate` of NumPy does them all. Floating point rounds after each turn, which the turns do.
+turns, so that `accumulate` of NumPy does them all. A counter that goes round (`inc`, `dec`) has a formula where all
+lanes have one bound. Floating point rounds after each turn, which the turns do.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Scan:
     """An atomic operation on integers that has a scan.
 
     Attributes:
-        accumulate: of a ufunc; None for an exchange, which leaves its own operand.
+        accumulate: of a ufunc; None for an exchange, which leaves its own operand, and for a counter.
         dtype: in which it computes.
     """
 
@@ -41,6 +42,38 @@ class Scan:
         return self.accumulate(values.view(self.dtype), dtype=self.dtype).view(values.dtype)
 
 
+@dataclass(frozen=True)
+class Counter(Scan):
+    """`inc` and `dec`: a counter from 0 to a bound and round again, or, `down`, back (PTX ISA, "atom")."""
+
+    down: bool = False
+
+    def __call__(self, first: Any, operands: Array) -> Array:
+        """See `Scan`; `operands` are the bounds."""
+        bound = int(operands[0])
+        if (operands != operands[0]).any():
+            return self._by_turns(int(first), operands)
+        values = np.empty(len(operands) + 1, operands.dtype)
+        values[0], turns = first, np.arange(len(operands), dtype=np.int64)
+        # The first turn goes on from what is there, or, from beyond the bound, begins a round.
+        if self.down:
+            begin = bound if not 0 < int(first) <= bound else int(first) - 1
+            turns = begin - turns
+        else:
+            turns += 0 if int(first) >= bound else int(first) + 1
+        values[1:] = turns % (bound + 1)
+        return values
+
+    def _by_turns(self, held: int, operands: Array) -> Array:
+        """One turn after another, in Python's integers: the lanes have different bounds."""
+        values = [held]
+        for bound in operands.tolist():
+            goes_round = not 0 < held <= bound if self.down else held >= bound
+            held = (bound if self.down else 0) if goes_round else held + (-1 if self.down else 1)
+            values.append(held)
+        return np.array(values, operands.dtype)
+
+
 def scan_of(operation: str, kind: str) -> Scan | None:
     """The scan of an atomic operation (`"add"`, `"exch"`, ...) on a type (`"u32"`, `"s64"`, ...), if it has one."""
     letter, bits = kind[0], kind[1:]
@@ -48,6 +81,8 @@ def scan_of(operation: str, kind: str) -> Scan | None:
         return None
     sign = "i" if letter == "s" and operation in _SIGNED else "u"
     dtype = np.dtype(f"{sign}{int(bits) // 8}")
+    if operation in ("inc", "dec"):
+        return Counter(None, dtype, down=operation == "dec")
     if operation == "exch":
         return Scan(None, dtype)
     return Scan(_UFUNCS[operation].accumulate, dtype) if operation in _UFUNCS else None

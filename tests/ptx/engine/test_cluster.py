@@ -344,6 +344,54 @@ def test_an_arrival_that_may_come_after_the_exit(end: str) -> None:
     assert caught.value.earlier.opcode.startswith("mbarrier.arrive")
 
 
+# Both blocks' threads 0 also add bytes at the other block's barrier, and take them again.
+OWED = "@%p1 mbarrier.{name}.relaxed.cluster.shared::cluster.b64 [%r4], 16;"
+BALANCED = OWED.format(name="expect_tx") + OWED.format(name="complete_tx")
+
+
+def owing(before: str, end: str) -> None:
+    text = ARRIVAL.format(order=".release.cluster", end=end).replace(
+        "@%p1 mbarrier.arrive.", before + "\n@%p1 mbarrier.arrive."
+    )
+    ptx.launch(ptx.Module.parse(text), "k", (2, 1, 1), (64, 1, 1), [])
+
+
+@pytest.mark.parametrize("seen", [SEEN.format(order=""), SEEN.format(order=".relaxed.cluster")], ids=["", "relaxed"])
+def test_bytes_that_are_owed_in_front_of_an_arrival_are_over_with_it(seen: str) -> None:
+    owing(BALANCED, seen)
+
+
+@pytest.mark.parametrize("name", ["expect_tx", "complete_tx"])
+def test_bytes_that_may_be_owed_after_the_exit(name: str) -> None:
+    """The phase may complete without them: nobody who sees it complete knows that they have come."""
+    first, last = ("complete_tx", "expect_tx") if name == "expect_tx" else ("expect_tx", "complete_tx")
+    late = OWED.format(name=first) + OWED.format(name=last)
+    owing("", late + SYNC.format(order=".release"))
+    with pytest.raises(
+        ptx.RaceError, match=rf"exits, and nothing orders mbarrier\.{name} at the mbarrier there"
+    ) as caught:
+        owing("", SEEN.format(order="") + late)
+    assert (caught.value.kind, caught.value.other_thread) == ("exit", (0, 0, 0))
+    assert caught.value.earlier is not None
+    assert caught.value.earlier.opcode.startswith(f"mbarrier.{name}")
+
+
+def test_bytes_that_may_come_late_in_a_phase() -> None:
+    """Thread 1 owes bytes, thread 0 arrives: the phase may complete without the bytes."""
+    balanced = BALANCED.replace("%p1", "%p3")
+    text = ARRIVAL.format(order=".release.cluster", end="{end}").replace(
+        "@%p1 mbarrier.arrive.", "setp.eq.u32 %p3, %r1, 1;\n" + balanced + "bar.sync 0;\n@%p1 mbarrier.arrive."
+    )
+
+    def launch(text: str) -> None:
+        ptx.launch(ptx.Module.parse(text), "k", (2, 1, 1), (64, 1, 1), [])
+
+    # The release of thread 0 orders what came before its barrier.
+    launch(text.replace("{end}", SEEN.format(order="")))
+    with pytest.raises(ptx.RaceError, match=r"nothing orders mbarrier\.complete_tx"):
+        launch(text.replace("{end}", SEEN.format(order=".relaxed.cluster")))
+
+
 def test_an_arrival_that_one_warp_knows_of() -> None:
     """Its phase does not end. The thread that arrived arrives at a second barrier, too, for which one warp waits."""
     text = ARRIVAL.replace(".b64 bar;", ".b64 bar[2];")

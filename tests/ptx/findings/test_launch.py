@@ -198,10 +198,12 @@ def test_the_earlier_reader_that_is_not_ordered(met: str, races: str) -> None:
         setp.lt.u32 %p3, %r1, 64;
         @!%p3 bra THIRD;
         ld.shared.u32 %r7, [cell];
+        st.global.u32 [%d2], %r7;
         SECOND
         bra DONE;
     FIRST:
         ld.shared.u32 %r8, [cell];
+        st.global.u32 [%d2], %r8;
         FIRST
         bra DONE;
     THIRD:
@@ -235,6 +237,7 @@ def test_the_earlier_access_is_the_write() -> None:
         setp.ne.u32 %p3, %r1, 40;
         @%p3 bra DONE;
         ld.shared.u32 %r8, [cell];
+        st.global.u32 [%d2], %r8;
     DONE:
         ret;
     """

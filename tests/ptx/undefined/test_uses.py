@@ -615,12 +615,13 @@ def test_a_race_elsewhere_is_told_too(racing: int) -> None:
     # Nobody uses what is read before anybody wrote it. Shared memory is one buffer, whatever lies in it.
     body = f"""
         mov.u32 %r3, sh;
+        mov.u32 %r6, 0;
         ld.shared.u32 %r4, [%r3];
         mad.lo.u32 %r5, %r1, 4, %r3;
         setp.lt.u32 %p1, %r1, 32;
         @%p1 st.shared.u32 [%r5+{racing}], %r1;
         @!%p1 ld.shared.u32 %r6, [%r5+{racing - 128}];
-        st.global.u32 [%d2], %r1;
+        st.global.u32 [%d2], %r6;
         ret;
     """
     with pytest.raises(ptx.MemoryFault, match="uninitialised: shared read of 4 bytes at byte 0") as caught:

@@ -103,6 +103,8 @@ _PIPELINE = """
     {meet}
     @%p0 mbarrier.arrive.shared::cta.b64 _, [%r10];
     {late}
+    mul.wide.u32 %d9, %r1, 4; add.s64 %d9, %d9, %d0;
+    st.global.u32 [%d9], {kept};
     bra OUT;
 PRODUCER:
     @%p6 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r7], 256;
@@ -132,8 +134,11 @@ _SHUFFLE = "shfl.sync.bfly.b32 %r13, %r12, 1, 31, -1;"
 _OTHER_SHUFFLE = "mov.u32 %r14, 3; shfl.sync.bfly.b32 %r13, %r14, 1, 31, -1;"
 
 
-def pipeline(consume: str = "", meet: str = "", late: str = "") -> str:
-    return _PIPELINE.format(consume=consume, meet=meet, late=late, load=load(2).removeprefix("@%p0 ").rstrip(";"))
+def pipeline(consume: str = "", meet: str = "", late: str = "", kept: str = "%r12") -> str:
+    """`kept`: the register that reaches the output."""
+    return _PIPELINE.format(
+        consume=consume, meet=meet, late=late, kept=kept, load=load(2).removeprefix("@%p0 ").rstrip(";")
+    )
 
 
 _MAP_STORE = expect(256) + _by_map(load(2)) + wait() + _by_map(store(2)) + COMMIT
@@ -173,11 +178,14 @@ BULK_ROWS = [
             "two-lanes-of-a-warp"),
     BulkRow("a collective of other values", pipeline(_OTHER_SHUFFLE), pipeline(_OTHER_SHUFFLE, MEET), "read-write",
             _PIPE, "bar.warp.sync", "two-lanes-of-a-warp"),
-    BulkRow("a collective behind the signal", pipeline(late=_SHUFFLE), pipeline(meet=MEET, late=_SHUFFLE), "read-write",
+    BulkRow("a collective behind the signal", pipeline(late=_SHUFFLE, kept="%r13"),
+            pipeline(meet=MEET, late=_SHUFFLE, kept="%r13"), "read-write",
             _PIPE, "bar.warp.sync", "two-lanes-of-a-warp"),
-    BulkRow("mma took the values", pipeline(_MMA), pipeline(_MMA, MEET), "read-write", _PIPE, "__syncwarp()",
+    BulkRow("mma took the values", pipeline(_MMA, kept="%r30"), pipeline(_MMA, MEET, kept="%r30"), "read-write",
+            _PIPE, "__syncwarp()",
             "values-that-a-collective-took", "warp-collective"),
-    BulkRow("a shuffle took the values", pipeline("add.u32 %r12, %r12, 1;" + _SHUFFLE), pipeline(_SHUFFLE, MEET),
+    BulkRow("a shuffle took the values", pipeline("add.u32 %r12, %r12, 1;" + _SHUFFLE, kept="%r13"),
+            pipeline(_SHUFFLE, MEET, kept="%r13"),
             "read-write", _PIPE, "__syncwarp()", "values-that-a-collective-took", "warp-collective"),
     BulkRow("map rewritten under a load", _GO + _MAP_TO_SHARED.replace("bar.sync 0;", "bar.warp.sync -1;") + expect(256)
             + _by_map(load(2)) + _PUT + wait() + "END: mov.u32 %r20, 0;",

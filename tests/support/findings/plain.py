@@ -25,17 +25,18 @@ _EXCHANGE = """
 _LOOP = """
     mov.u32 %r3, cell; mad.lo.u32 %r4, %r1, 4, %r3;
     xor.b32 %r5, %r1, {distance}; mad.lo.u32 %r6, %r5, 4, %r3;
-    mov.u32 %r8, 0;
+    mov.u32 %r8, 0; mov.u32 %r10, 0;
 LOOP:
     add.u32 %r9, %r8, %r1;
     st.shared.u32 [%r4], %r9;
     {barrier}
     ld.shared.u32 %r7, [%r6];
     {order}
+    add.u32 %r10, %r10, %r7;
     add.u32 %r8, %r8, 1;
     setp.lt.u32 %p1, %r8, 4;
     @%p1 bra LOOP;
-    st.global.u32 [%d2], %r7;
+    st.global.u32 [%d2], %r10;
     ret;
 """
 # One thread writes in a branch of its own, another reads in another: the meeting is between the two.
@@ -238,6 +239,9 @@ ROWS = [
     Row("branches of two lanes", _BRANCHES.format(order="", reader=3),
         _BRANCHES.format(order="bar.warp.sync -1;", reader=3), "write-read", _PLAIN, "bar.warp.sync",
         "two-lanes-of-a-warp"),
+    Row("a value that nobody uses", _LOOP.format(distance=32, barrier="bar.sync 0;", order="").replace("%r10;", "%r7;"),
+        _LOOP.format(distance=32, barrier="bar.sync 0;", order="bar.sync 0;").replace("%r10;", "%r7;"), "read-write",
+        ("plain load", "plain store"), "bar.sync 0", "values-that-nobody-uses", "unused value"),
     Row("relaxed poll", _message(poll=_POLL.format("relaxed.gpu")), _message(), "write-read", _PLAIN,
         "ld.acquire.gpu", "release-and-acquire", "missing acquire", 2),
     Row("volatile poll", _message(poll=_POLL.format("volatile")),
@@ -303,9 +307,9 @@ ROWS = [
         "write-write", ("asynchronous copy", "plain store"), "cp.async.wait_group 0", "asynchronous-copies", "", 1, 32),
     Row("copy over what others read",
         _COPY.format(distance=1, first="st.shared.u32 [%r4], 1; bar.warp.sync -1; ld.shared.u32 %r7, [%r6];",
-                     order="cp.async.wait_all;", then=""),
+                     order="cp.async.wait_all;", then="st.global.u32 [%d2], %r7;"),
         _COPY.format(distance=1, first="st.shared.u32 [%r4], 1; bar.warp.sync -1; ld.shared.u32 %r7, [%r6]; "
-                     "bar.warp.sync -1;", order="cp.async.wait_all;", then=""),
+                     "bar.warp.sync -1;", order="cp.async.wait_all;", then="st.global.u32 [%d2], %r7;"),
         "read-write", ("plain load", "asynchronous copy"), "bar.warp.sync", "two-lanes-of-a-warp", "", 1, 32),
     Row("non-coherent after the write",
         _TEXTURE.format(first="st.global.u32 [%d4], %r1;", order="bar.sync 0;", then="ld.global.nc.u32 %r7, [%d4];"),

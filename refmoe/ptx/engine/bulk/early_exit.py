@@ -1,4 +1,4 @@
-"""Blocks that exit: nobody may still use their shared memory, nor arrive at a barrier there."""
+"""Blocks that exit: nobody may still use their shared memory, nor change the counts of a barrier there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from refmoe.ptx.engine.cluster.arrivals import RemoteArrival, RemoteArrivals
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.races import shadow_of
-from refmoe.ptx.errors import RaceError
+from refmoe.ptx.errors import Index3, RaceError, WrittenInstruction
 from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, PENDING, SEVERAL, STEP_SHIFT, THREAD
 from refmoe.ptx.text.syntax import Instruction
 
@@ -55,32 +55,17 @@ def refuse_early_exit(
             _refuse_arrival(machine, instruction, leaving, cta, arrivals.unordered(machine, cta, objects))
             continue
         bad = int(np.argmax(np.isin(records, unordered)))
-        record, byte = records[bad], int(index[bad]) - begin
-        lane = int(np.flatnonzero(leaving & (machine.lane_cta == cta))[-1])
-        other_block, other_thread = machine.place_of_thread(int(record & THREAD))
-        fields = machine.at(lane, instruction)
-        agent, several = bool(agents[foreign][bad]), bool(record & SEVERAL)
-        whom = machine.agent_name(int(record & THREAD)) if agent else f"thread {other_thread} of block {other_block}"
+        record, byte = int(records[bad]), int(index[bad]) - begin
+        thread, agent = record & int(THREAD), bool(agents[foreign][bad])
+        block, other = machine.place_of_thread(thread)
+        whom = machine.agent_name(thread) if agent else f"thread {other} of block {block}"
+        what = f"an access to its shared memory by {whom} before that"
         earlier = None
         if shadow.witness is not None:
             place = int(index[bad]) + machine.first_cta * machine.shared.stride
-            earlier = shadow.witness.earlier(machine.shared.name, place, int(record), "exit")
-        error = RaceError(
-            f"exit race on byte {byte} of shared memory (shared): block {fields['block']} exits, and nothing orders an "
-            f"access to its shared memory by {whom} before that; {machine.describe(instruction)}",
-            kind="exit",
-            space="shared",
-            buffer=machine.shared.name,
-            offset=byte,
-            other_block=other_block,
-            other_thread=None if several or agent else other_thread,
-            warning="",
-            certain=True,
-            among=None if agent else other_thread,
-            earlier=earlier,
-            **fields,
-        )
-        shadow.found(machine, error, byte, lane)
+            earlier = shadow.witness.earlier(machine.shared.name, place, record, "exit")
+        known = None if agent or record & int(SEVERAL) else other
+        _refuse(machine, instruction, leaving, cta, byte, thread, what, earlier, known, None if agent else other)
 
 
 def _refuse_arrival(
@@ -89,23 +74,36 @@ def _refuse_arrival(
     if arrival is None:
         return
     byte, each = arrival
+    thread = each.record & int(THREAD)
+    block, other = machine.place_of_thread(thread)
+    what, seen = "an arrival", "the phase complete that it counts for"
+    if not each.counts:
+        what, seen = f"{each.instruction.opcode.partition('_tx')[0]}_tx", "a phase complete in which it then arrived"
+    what += f" at the mbarrier there by thread {other} of block {block} before that, nor has a thread of the block"
+    what += f" seen {seen}"
+    _refuse(machine, instruction, leaving, cta, byte, thread, what, each.instruction, other, other)
+
+
+def _refuse(
+    machine: Lanes, instruction: Instruction, leaving: Any, cta: int, byte: int, thread: int, what: str,
+    earlier: WrittenInstruction | None, other: Index3 | None, among: Index3 | None,
+) -> None:  # fmt: skip
+    """A CTA exits, and nothing orders `what` before that, by a thread of the launch at a byte of its shared memory."""
     lane = int(np.flatnonzero(leaving & (machine.lane_cta == cta))[-1])
-    other_block, other_thread = machine.place_of_thread(each.record & int(THREAD))
     fields = machine.at(lane, instruction)
     error = RaceError(
-        f"exit race on byte {byte} of shared memory (shared): block {fields['block']} exits, and nothing orders an "
-        f"arrival at the mbarrier there by thread {other_thread} of block {other_block} before that, nor has a thread "
-        f"of the block seen the phase complete that it counts for; {machine.describe(instruction)}",
+        f"exit race on byte {byte} of shared memory (shared): block {fields['block']} exits, and nothing orders "
+        f"{what}; {machine.describe(instruction)}",
         kind="exit",
         space="shared",
         buffer=machine.shared.name,
         offset=byte,
-        other_block=other_block,
-        other_thread=other_thread,
+        other_block=machine.place_of_thread(thread)[0],
+        other_thread=other,
         warning="",
         certain=True,
-        among=other_thread,
-        earlier=each.instruction,
+        among=among,
+        earlier=earlier,
         **fields,
     )
     shadow_of(machine.shared).found(machine, error, byte, lane)

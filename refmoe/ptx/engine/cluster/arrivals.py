@@ -1,4 +1,8 @@
-"""Arrivals of other blocks at the mbarriers of a block: they have to be over before it exits."""
+"""Arrivals of other blocks at the mbarriers of a block, and bytes that they add or take: over before it exits.
+
+An arrival is over once somebody has seen the phase complete that it counts for. `mbarrier.expect_tx` and `complete_tx`
+are no arrivals: a phase may complete without them. They are over once a later arrival of their thread is.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +19,19 @@ Array = Any
 
 @dataclass(frozen=True)
 class RemoteArrival:
-    """The last arrival of a lane at an object of another block.
+    """The last arrival of a lane at an object of another block, or its last change of the bytes that are owed.
 
     Attributes:
         record: of the arrival as an access, see `refmoe.ptx.state.records`.
-        phase: that it counted for.
+        phase: that it counted for; if it does not count, in which it came.
         instruction: for messages.
+        counts: whether it is an arrival.
     """
 
     record: int
     phase: int
     instruction: Instruction
+    counts: bool
 
 
 class RemoteArrivals:
@@ -38,20 +44,22 @@ class RemoteArrivals:
         # By object, then by lane.
         self._last: dict[int, dict[int, RemoteArrival]] = {}
 
-    def note(self, machine: Lanes, instruction: Instruction, ids: Array, lanes: Array, phases: Array) -> None:
-        """Lanes arrive at objects of other blocks; all arrays are int64 [n]."""
+    def note(
+        self, machine: Lanes, instruction: Instruction, ids: Array, lanes: Array, phases: Array, counts: bool = True
+    ) -> None:
+        """Lanes arrive at objects of other blocks, or, not `counts`, change what is owed there; int64 [n]."""
         if not lanes.size:
             return
         assert machine.clocks is not None
         records = machine.clocks.record(lanes).tolist()
         for number, lane, record, phase in zip(ids.tolist(), lanes.tolist(), records, phases.tolist(), strict=True):
-            self._last.setdefault(number, {})[lane] = RemoteArrival(record, phase, instruction)
+            self._last.setdefault(number, {})[lane] = RemoteArrival(record, phase, instruction, counts)
 
     def seen(self, ids: Array, phases: Array) -> None:
         """A lane has seen the phases before `phases` of these objects complete; int64 [n]."""
         for number, phase in zip(ids.tolist(), phases.tolist(), strict=True) if self._last else ():
             for lane, each in list(self._last.get(number, {}).items()):
-                if each.phase < phase:
+                if each.counts and each.phase < phase:
                     del self._last[number][lane]
 
     def unordered(self, machine: Lanes, cta: int, places: Array) -> tuple[int, RemoteArrival] | None:

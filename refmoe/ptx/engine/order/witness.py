@@ -7,6 +7,7 @@ counts the bytes and threads that the same two instructions hit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,8 +73,18 @@ class RaceWitness:
         wrote = kind not in ("read-write", "tensor map")
         return self._taken[region].find(Sought(byte, thread, record >> STEP_SHIFT, wrote))
 
-    def met(self, error: RaceError, byte: int, thread: int) -> None:
+    def met(
+        self, error: RaceError, byte: int, thread: int, width: int = 1,
+        ordered: Callable[[list[int]], list[bool]] | None = None,
+    ) -> None:  # fmt: skip
         """A race: the launch goes on, to count what else the same two instructions hit.
+
+        Args:
+            error: of it.
+            byte: the first one, among those of the whole launch.
+            thread: of the later access.
+            width: bytes.
+            ordered: which records come before what the lane of the later access does now.
 
         Raises:
             RaceError: enough was seen; it is the first one.

@@ -101,6 +101,10 @@ class Registers(Protocol):
         """Undefined bytes were stored."""
         ...
 
+    def pass_on(self, instruction: Instruction, lanes: Array, bits: Array, origins: Array) -> None:
+        """Undefined bytes were stored by strong writes."""
+        ...
+
 
 class Execution:
     """A block that runs for a frame.
@@ -424,6 +428,9 @@ class Execution:
         some = bits.any(axis=1)
         if some.any():
             assert self.instruction is not None
+            opcode = memory_opcode(self.instruction.opcode)
+            if opcode is not None and opcode.strong:
+                self.follower.pass_on(self.instruction, lanes[some], bits[some], origins[some])
             threads = lanes[some] + self.follower.machine.first_thread
             marks = self.origins.add(Stored(self.instruction, origins[some]), threads)
             self.follower.write_bytes(region, index[some], bits[some], marks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from refmoe.ptx.engine.lanes import Lanes
-from refmoe.ptx.engine.undefined.origins import Absent, Origin, Origins, Stored, Uninitialised, Unwritten
+from refmoe.ptx.engine.undefined.origins import Absent, Origin, Origins, Raced, Stored, Uninitialised, Unwritten
 from refmoe.ptx.errors import LaneError, UndefinedError
 from refmoe.ptx.text.syntax import Instruction
 
@@ -33,7 +33,7 @@ class Use:
 
 
 def finding(machine: Lanes, origins: Origins, used: Use) -> LaneError:
-    """The error: a `MemoryFault` of the load where the value came from bytes that nobody wrote."""
+    """The error: a `MemoryFault` of the load where the value came from bytes that nobody wrote, a race of a read."""
     instruction, thread = used.instruction, used.lane + machine.first_thread
     if instruction is None:
         # Whoever stored it last.
@@ -47,6 +47,8 @@ def finding(machine: Lanes, origins: Origins, used: Use) -> LaneError:
     if isinstance(event, Uninitialised):
         index, byte, lane = (int(each[root.place]) for each in (event.index, event.missing, event.lanes))
         return event.access.uninitialised(event.machine, event.region, index, byte, lane, where)
+    if isinstance(event, Raced):
+        return event.errors[root.place].used(where)
     block, other = machine.place_of_thread(thread)
     first_block, first_thread = machine.place_of_thread(root.thread)
     maker = event.instruction if isinstance(event, Absent) else None

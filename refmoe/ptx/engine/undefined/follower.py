@@ -19,13 +19,14 @@ from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.native_state import NativeState
+from refmoe.ptx.engine.order.racing_reads import RacingReads
 from refmoe.ptx.engine.undefined import memory
 from refmoe.ptx.engine.undefined.execution import Execution
 from refmoe.ptx.engine.undefined.findings import Use, finding
-from refmoe.ptx.engine.undefined.origins import Origins, Uninitialised
+from refmoe.ptx.engine.undefined.origins import Origins, Raced, Uninitialised
 from refmoe.ptx.engine.undefined.rules import everything
 from refmoe.ptx.engine.undefined.shades import Shade
-from refmoe.ptx.errors import LaneError
+from refmoe.ptx.errors import RaceError
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.program.registers import results_and_uses
 from refmoe.ptx.program.unwritten import instructions_of, uses_of
@@ -47,6 +48,7 @@ class Following:
         origins: the numbers of where values came from.
         touched: global memory into which undefined values were stored.
         machine: some lanes of the launch, who can name a thread.
+        racing: the reads that race, or None where none are followed.
     """
 
     begins: frozenset[Place] = frozenset()
@@ -54,6 +56,7 @@ class Following:
     origins: Origins = field(default_factory=Origins)
     touched: list[Region] = field(default_factory=list)
     machine: Lanes | None = None
+    racing: RacingReads | None = None
 
     def finish(self, outputs: list[Region]) -> None:
         """The launch has ended.
@@ -64,17 +67,27 @@ class Following:
         Raises:
             UndefinedError: a byte of that is undefined.
             MemoryFault: likewise, and it came from bytes that nobody wrote.
+            RaceError: likewise, and it came from a read that races.
         """
         for region in outputs:
-            left = memory.first_left(region)
-            if left is not None:
-                assert self.machine is not None
-                byte, bits, origin = left
-                raise finding(
-                    self.machine, self.origins, Use("an output byte", bits, origin, None, 0, region.name, byte)
-                )
+            for byte, bits, origin in memory.each_left(region):
+                self.refuse(Use("an output byte", bits, origin, None, 0, region.name, byte))
         for region in self.touched:
             memory.forget(region)
+
+    def refuse(self, used: Use) -> None:
+        """Raise the error of a use, but for a race behind which the launch goes on, see `RacingReads.refuse`."""
+        assert self.machine is not None
+        error = finding(self.machine, self.origins, used)
+        if isinstance(error, RaceError):
+            assert self.racing is not None
+            self.racing.refuse(error)
+        else:
+            raise error
+
+    def came_from_a_race(self, origin: int) -> bool:
+        """Whether a value came from a read that races."""
+        return isinstance(self.origins.root(origin).event, Raced)
 
 
 class UndefinedFollower:
@@ -208,10 +221,7 @@ class UndefinedFollower:
         if open_.any():
             bad = int(np.argmax(open_))
             used = Use(sink, int(masks[bad]), int(origins[bad]), instruction, int(lanes[bad]))
-            raise self._finding(used)
-
-    def _finding(self, used: Use) -> LaneError:
-        return finding(self.machine, self.following.origins, used)
+            self.following.refuse(used)
 
     # What accesses tell
 
@@ -222,10 +232,13 @@ class UndefinedFollower:
     def carries(self, access: Access, region: Region, index: Array) -> bool:
         """Whether bytes that nobody wrote may be read, because what becomes of them is followed.
 
-        What a copy is under way to is not read by whoever waits for it.
+        What a copy is under way to is not read by whoever waits for it: it is a race, which may be followed itself.
         """
         if self.running is None or not self.running.carries(access):
             return False
+        witness = self.machine.launch.witness
+        if isinstance(witness, RacingReads) and region.name in witness.regions:
+            return True
         if region is self.machine.shared:
             assert region.valid is not None
             at = (index[:, None] + np.arange(access.width)).ravel()
@@ -239,7 +252,37 @@ class UndefinedFollower:
         if open_.any():
             event = Uninitialised(self.machine, access, region, index[open_], missing[open_], lanes[open_])
             origins[open_] = self.following.origins.add(event, lanes[open_] + self.machine.first_thread)
+        raced = self.raced(access, region, index, lanes)
+        if raced is not None:
+            bits, origins = bits | raced[0], np.where(raced[0].any(axis=1), raced[1], origins)
         return bits, origins
+
+    def raced(self, access: Access, region: Region, index: Array, lanes: Array) -> tuple[Array, Array] | None:
+        """The same of what raced among the bytes that are being read; None if nothing did."""
+        racing = self.following.racing
+        if racing is None:
+            return None
+        begin, threads = index + self.machine.first_cta * region.stride, lanes + self.machine.first_thread
+        found = racing.raced(region.name, access.instruction, begin, access.width, threads)
+        if found is None:
+            return None
+        mask, errors = found
+        rows, origins = mask.any(axis=1), np.zeros(len(index), np.int64)
+        origins[rows] = self.following.origins.add(Raced(errors), threads[rows])
+        return np.where(mask, np.uint8(0xFF), np.uint8(0)), origins
+
+    def pass_on(self, instruction: Instruction, lanes: Array, bits: Array, origins: Array) -> None:
+        """Strong writes of values with undefined bits uint8 [n, width].
+
+        Under a schedule a strong read may take an older value than the one whose bits are known.
+
+        Raises:
+            RaceError: such a value depends on a read that races.
+        """
+        if self.following.racing is None or self.machine.strong.choices is None:
+            return
+        raced = np.array([self.following.came_from_a_race(each) for each in origins.tolist()], np.bool_)
+        self.use("a strong write", instruction, lanes, bits.any(axis=1) & raced, origins)
 
     def write_bytes(self, region: Region, index: Array, bits: Array, origins: Array) -> None:
         """Values with undefined bits uint8 [n, width] were stored at byte `index` [n]."""

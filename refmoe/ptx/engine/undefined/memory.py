@@ -6,12 +6,13 @@ store of what is defined makes it one that somebody wrote, and what the table sa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from refmoe.ptx.state.memory import Region, padded
-from refmoe.ptx.state.pages import untouched
+from refmoe.ptx.state.pages import PAGE_SHIFT, untouched
 
 Array = Any
 
@@ -24,6 +25,7 @@ class UndefinedBytes:
         marked: uint8 [n], 0xFF for each byte that was stored with undefined bits.
         origins: int64 [n], where they came from.
         made_valid: whether the region had no record of which bytes are initialised before.
+        pages: numbers of the pages that have had such bytes.
     """
 
     def __init__(self, size: int, made_valid: bool) -> None:
@@ -31,6 +33,7 @@ class UndefinedBytes:
         self.marked = untouched((size,))
         self.origins = untouched((size,), np.int64)
         self.made_valid = made_valid
+        self.pages: set[int] = set()
 
     def held(self, width: int, place: Array) -> Array:
         """Words of `width` bytes, numbers `place` [n], with 0xFF for each byte whose value was stored."""
@@ -63,6 +66,7 @@ def store(region: Region, index: Array, bits: Array, origins: Array) -> None:
     assert region.valid is not None
     at = index[:, None] + np.arange(bits.shape[1])
     which = bits != 0
+    table.pages.update(np.unique(at[which] >> PAGE_SHIFT).tolist())
     table.bits[at[which]] = bits[which]
     table.marked[at[which]] = 0xFF
     table.origins[at[which]] = np.broadcast_to(origins[:, None], at.shape)[which]
@@ -101,17 +105,21 @@ def load(region: Region, index: Array, width: int) -> tuple[Array, Array, Array]
     return bits, origins, missing
 
 
-def first_left(region: Region) -> tuple[int, int, int] | None:
-    """(byte, its undefined bits, where they came from) of the first byte of a buffer that was left undefined."""
+def each_left(region: Region) -> Iterator[tuple[int, int, int]]:
+    """(byte, its undefined bits, where they came from) of the first byte of each origin that a buffer was left with."""
     table = region.undefined
     if not isinstance(table, UndefinedBytes) or region.valid is None:
-        return None
-    size = min(region.size, table.bits.size)
-    left = (table.marked[:size] != 0) & (region.valid[:size] == 0) & (table.bits[:size] != 0)
-    if not left.any():
-        return None
-    at = int(np.argmax(left))
-    return at, int(table.bits[at]), int(table.origins[at])
+        return
+    told: set[int] = set()
+    for page in sorted(table.pages):
+        # Of a buffer of gigabytes hardly any byte is looked at.
+        part = slice(page << PAGE_SHIFT, min(page + 1 << PAGE_SHIFT, region.size))
+        left = (table.marked[part] != 0) & (region.valid[part] == 0) & (table.bits[part] != 0)
+        for at in (np.flatnonzero(left) + part.start).tolist():
+            origin = int(table.origins[at])
+            if origin not in told:
+                told.add(origin)
+                yield at, int(table.bits[at]), origin
 
 
 def forget(region: Region) -> None:

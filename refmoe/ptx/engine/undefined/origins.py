@@ -1,12 +1,14 @@
 """Where undefined values came from: numbers that travel with them, and what each stands for.
 
 A register that nothing wrote, bytes that nobody wrote, and a shuffle that read a lane which does not take part make
-undefined values. Each makes them for many threads at once, so a number stands for a thread as well.
+undefined values. Reads that race give values that are followed likewise. Each makes them for many threads at once, so
+a number stands for a thread as well.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access
+from refmoe.ptx.errors import RaceError
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.text.syntax import Instruction
 
@@ -59,6 +62,13 @@ class Absent:
 
 
 @dataclass(frozen=True)
+class Raced:
+    """Reads that race. `errors`: what that of each thread raced with."""
+
+    errors: Sequence[RaceError]
+
+
+@dataclass(frozen=True)
 class Stored:
     """An undefined value was stored. `instruction` did it; `before`: int64 [n], where each value came from."""
 
@@ -66,7 +76,7 @@ class Stored:
     before: Array
 
 
-Event = Unwritten | Uninitialised | Absent | Stored
+Event = Unwritten | Uninitialised | Absent | Raced | Stored
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from refmoe.ptx.state.in_turn import ContendedWords, scan_of
 
 BITWISE = [(operation, kind) for operation in ("and", "or", "xor", "exch") for kind in ("b32", "b64")]
 SIGNED = [(operation, kind) for operation in ("min", "max") for kind in ("u32", "s32", "u64", "s64")]
-INTEGERS = [("add", "u32"), ("add", "s32"), ("add", "u64"), *BITWISE, *SIGNED]
+COUNTERS = [("inc", "u32"), ("dec", "u32")]
+INTEGERS = [("add", "u32"), ("add", "s32"), ("add", "u64"), *BITWISE, *SIGNED, *COUNTERS]
 THREADS, WORDS = 96, 3
 # `in` has the first words and then the lanes' operands; `out` has what the lanes find, and then the words.
 BODY = """
@@ -75,6 +76,21 @@ def test_a_scan_is_many_turns(operation: str, kind: str) -> None:
     assert changed
 
 
+@pytest.mark.parametrize("bound", [0, 1, 7, 95, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("first", [0, 1, 6, 7, 8, 2**31, 2**32 - 2, 2**32 - 1])
+@pytest.mark.parametrize("operation", ["inc", "dec"])
+def test_a_counter_with_one_bound_for_all(operation: str, first: int, bound: int) -> None:
+    held, operands = np.full(WORDS, first, np.uint32), np.full(THREADS, bound, np.uint32)
+    expected = list(in_turns(operation, "u32", held, operands))
+    scan = scan_of(operation, "u32")
+    assert scan is not None
+    words = ContendedWords(np.arange(THREADS) % WORDS, lambda places: held[places])
+    found, changed = words.scan(scan, operands)
+    assert found.tolist() == [before for before, _ in expected]
+    assert words.held.tolist() == [after for _, after in expected[-WORDS:]]
+    assert changed == any(before != after for before, after in expected)
+
+
 def test_a_scan_that_changes_nothing() -> None:
     scan = scan_of("or", "b32")
     assert scan is not None
@@ -84,10 +100,10 @@ def test_a_scan_that_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("operation", "kind"),
-    [("add", "f32"), ("add", "f16x2"), ("inc", "u32"), ("dec", "u32"), ("cas", "b32"), ("min", "f16")],
+    [("add", "f32"), ("add", "f16x2"), ("cas", "b32"), ("min", "f16")],
 )
 def test_what_has_no_scan(operation: str, kind: str) -> None:
-    # Floating point rounds after each turn, and what a count modulo n leaves is no associative operation.
+    # Floating point rounds after each turn, and a comparison needs what the turn before left.
     assert scan_of(operation, kind) is None
 
 
