@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 
 from refmoe.ptx.engine.code import FOLLOWING, FOLLOWING_APART, Code, View
 from refmoe.ptx.engine.lanes import Checks
@@ -16,6 +17,9 @@ from refmoe.ptx.engine.order.racing_reads import RacedWith, RacingReads, ReadsFo
 from refmoe.ptx.engine.slow import Suspected
 from refmoe.ptx.engine.undefined.follower import Following, Place
 from refmoe.ptx.errors import Deadlock, MemoryFault, RaceError, UnknownOpcode, WarpError
+from refmoe.ptx.program.registers import results_and_uses
+from refmoe.ptx.program.unwritten import instructions_of
+from refmoe.ptx.text.memory_ops import memory_opcode
 from refmoe.ptx.text.syntax import Instruction
 
 # Runs that look for reads that race, or follow them, before a race is a fault.
@@ -24,6 +28,12 @@ _OF_READS = ("write-read", "read-write")
 _GUARD = re.compile(r"@!?\s*\S+\s+")
 # Runs that each found one more instruction at which undefined values begin, before all are taken for such.
 _MOST = 3
+
+
+@cache
+def _is_strong_read(opcode: str) -> bool:
+    parts = memory_opcode(opcode)
+    return parts is not None and parts.strong and parts.stem in ("ld", "atom")
 
 
 class Repeats:
@@ -117,6 +127,8 @@ class Repeats:
         fault = racing.lost() or racing.fault
         if fault is not None:
             raise self._told(fault)
+        if self._looks_at_others():
+            raise self._race
         return False
 
     def _follow_what_was_found(self) -> None:
@@ -157,6 +169,21 @@ class Repeats:
             return False
         self.racing = RacingReads(self.racing.regions | {error.buffer}, self.racing.known, self.racing.first)
         return True
+
+    def _looks_at_others(self) -> bool:
+        """Whether the entry uses what a strong read or an atomic returns.
+
+        That may decide whether a value that was read in a race is thrown away, as in a sequence lock. Under another
+        schedule it is used then, so that one run without a use tells nothing.
+        """
+        instructions = [each for block in self._code().program.blocks for each in instructions_of(block)]
+        used = {register.name for each in instructions for register in results_and_uses(each)[1]}
+        return any(
+            register.name in used
+            for each in instructions
+            if _is_strong_read(each.opcode)
+            for register in results_and_uses(each)[0]
+        )
 
     def _told(self, error: RaceError) -> RaceError | MemoryFault:
         """A race as the first run found it, if it is of that instruction."""

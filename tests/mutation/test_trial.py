@@ -179,7 +179,7 @@ def test_what_the_executor_warns_of_catches_a_mutant(monkeypatch: pytest.MonkeyP
 def test_the_command_tries_a_sample_and_goes_on_where_it_ended(
     catalogue: Catalogue, measured: list[Reach], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(reach, "measure", lambda progress: measured)
+    monkeypatch.setattr(reach, "measure", lambda workers, progress: measured)
     partial, report = tmp_path / "partial.jsonl", tmp_path / "report.json"
     asked = ["mutate", "--floor", "cuda", "--kernel", "quantize", "--operator", "relation", "--partial", str(partial)]
     first = CliRunner().invoke(app, [*asked, "--sample", "1", "--json"])

@@ -25,7 +25,7 @@ KER NAME(ARGS) { __shared__ u32 s[64]; s[TID] = TID; ⟨if (TID & 1) { asm volat
 KER NAME(ARGS) { __shared__ u32 s[128]; ⟨if (TID >= 90) return; s[TID] = TID;¦if (TID < 90) s[TID] = TID; else s[TID] =
     0;⟩ __syncthreads(); out[TID] = s[TID ^ 1] + s[(TID + 40) % ⟨100¦90⟩]; }
 
-//# early_exit_loop finds=RaceError:read-write b=96
+//# early_exit_loop finds=RaceError:write-read b=96
 KER NAME(ARGS) { __shared__ u32 s[128]; s[TID] = TID; for (int i = 0; i < 4; i++) { ⟨if (TID >= 64 && i == 2) return;¦⟩
     __syncthreads(); u32 v = s[(TID + 32) % 96]; ⟨if (i == 0)¦⟩ __syncthreads(); s[TID] = v; } out[TID] = s[TID]; }
 
@@ -50,7 +50,7 @@ KER NAME(ARGS) { __shared__ u32 s[2][64]; int p = 0; s[0][TID] = in[TID]; __sync
 KER NAME(ARGS) { __shared__ u32 s[2][64]; u32 a = 0; s[0][TID] = in[TID]; for (int i = 0; i < 4; i++) { ⟨if (i == 0)¦⟩
     __syncthreads(); s[(i + 1) & 1][TID] = in[TID + i]; a += s[i & 1][TID ^ 40]; } out[TID] = a; }
 
-//# triple_buffer finds=RaceError:write-read b=64
+//# triple_buffer finds=RaceError:read-write b=64
 KER NAME(ARGS) { __shared__ u32 s[3][64]; u32 a = 0; for (int i = 0; i < 6; i++) { s[i % ⟨1¦3⟩][TID] = in[TID + i];
     __syncthreads(); a += s[i % ⟨1¦3⟩][TID ^ 40]; } out[TID] = a; }
 

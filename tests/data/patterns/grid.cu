@@ -29,7 +29,7 @@ __device__ u32 c; KER NAME(ARGS) { __shared__ bool last; in[BID * 64 + TID] = BI
     gridDim.x - 1; } __syncthreads(); if (last) { u32 s = 0; for (u32 i = 0; i < gridDim.x; i++) s += __ldcg(&in[i * 64
     + TID]); out[TID] = s; } }
 
-//# last_flagsync finds=warning g=4
+//# last_flagsync finds=MemoryFault:uninitialised g=4
 __device__ u32 c; KER NAME(ARGS) { __shared__ bool last; if (TID == 0) { in[BID] = BID; __threadfence(); last =
     atomicAdd(&c, 1) == gridDim.x - 1; __threadfence(); } ⟨__syncwarp();¦__syncthreads();⟩ if (last && TID < gridDim.x)
     out[TID] = in[TID]; }

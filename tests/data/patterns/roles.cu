@@ -32,7 +32,7 @@ KER NAME(ARGS) { auto c = cg::this_cluster(); __shared__ __align__(128) u32 s[64
 KER NAME(ARGS) { auto c = cg::this_cluster(); __shared__ u32 n; if (TID == 0) n = 0; c.sync(); if (c.block_rank() == 0)
     atomicAdd(c.map_shared_rank(&n, 1), TID); ⟨¦c.sync();⟩ if (c.block_rank() == 1 && TID == 0) out[0] = ⟨1¦n⟩; }
 
-//# streamk_flags finds=RaceError:read-write g=4
+//# streamk_flags finds=RaceError:write-read g=4
 KER NAME(ARGS) { if (BID) { in[BID * 64 + TID] = BID; __syncthreads(); if (TID == 0) st_rel(&cnt[BID], 1); return; } u32
     s = 0; for (u32 b = 1; b < gridDim.x; b++) { if (TID == 0) while (ld_acq(&cnt[b]) == 0) {} ⟨¦__syncthreads();⟩ s +=
     in[b * 64 + TID]; } out[TID] = s; }

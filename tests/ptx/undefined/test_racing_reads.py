@@ -175,6 +175,19 @@ def test_nothing_runs_again_where_nothing_is_explained() -> None:
         refused(PLACES + READS["read first, shared"] + "ret;")
 
 
+@pytest.mark.parametrize(
+    "look", ["ld.volatile.shared.u32 %r13, [%r9 + 512];", "atom.shared.or.b32 %r13, [%r9 + 512], 0;"]
+)
+@pytest.mark.parametrize("read", ["read first, shared", "write first, global"])
+def test_what_another_schedule_may_use_is_a_fault(read: str, look: str) -> None:
+    """As in a sequence lock: here the value is thrown away, because of a word that others may write."""
+    words = f"st.volatile.shared.u32 [%r9 + 512], 1; {look} setp.eq.u32 %p1, %r13, 0; @%p1 st.global.u32 [%d3], %r5;"
+    assert not refused(PLACES + READS[read] + words + "ret;").use
+    warned(
+        PLACES + READS[read] + words.replace("@%p1 st.global.u32 [%d3], %r5;", "").replace("%r13, 0", "%r1, 0") + "ret;"
+    )
+
+
 # Several races
 
 
