@@ -236,7 +236,7 @@ def _bench() -> str:
     costliest = max(races["rows"], key=lambda row: row["factor"])
     rows.append(
         f"| executor, search for races, times as long as without, the costliest of {len(races['rows'])} kernels "
-        f"({costliest['kernel']}) | {costliest['factor']:.1f} | {races['targets']['factor']:g} |"
+        f"({costliest['kernel']}) | {costliest['factor']:.2f} | {races['targets']['factor']:g} |"
     )
     exponential = _load("bench/exponential.json")
     rows.append(

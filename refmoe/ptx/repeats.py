@@ -32,6 +32,8 @@ _MOST = 3
 
 @cache
 def _is_strong_read(opcode: str) -> bool:
+    if opcode.startswith(("mbarrier.test_wait", "mbarrier.try_wait")):
+        return True
     parts = memory_opcode(opcode)
     return parts is not None and parts.strong and parts.stem in ("ld", "atom")
 
@@ -171,7 +173,7 @@ class Repeats:
         return True
 
     def _looks_at_others(self) -> bool:
-        """Whether the entry uses what a strong read or an atomic returns.
+        """Whether the entry uses what a strong read, an atomic or a look at an mbarrier returns.
 
         That may decide whether a value that was read in a race is thrown away, as in a sequence lock. Under another
         schedule it is used then, so that one run without a use tells nothing.

@@ -188,6 +188,15 @@ def test_what_another_schedule_may_use_is_a_fault(read: str, look: str) -> None:
     )
 
 
+def test_what_a_look_at_an_mbarrier_may_let_through_is_a_fault() -> None:
+    look = (
+        "mov.u32 %r13, barrier; setp.eq.u32 %p2, %r1, 0; @%p2 mbarrier.init.shared.b64 [%r13], 1; bar.sync 0;"
+        + READS["read first, shared"]
+        + "mbarrier.test_wait.parity.shared.b64 %p1, [%r13], 0; @%p1 st.global.u32 [%d3], %r5; ret;"
+    )
+    assert not refused(PLACES + look, declarations=CELLS + ".shared .align 8 .b8 barrier[8];").use
+
+
 # Several races
 
 
