@@ -267,7 +267,7 @@ def _roundings(draw: Draw, case: Case) -> Scores:
     tokens, experts = _size(case)
     listed = np.array(_ROUNDED[case.dtype], np.float32)
     # No two of the others have one weight, where there are so few experts that they are chosen, too.
-    logits = np.tile(-30 - np.arange(experts, dtype=np.float32) / 4, (tokens, 1))
+    logits = np.tile(np.float32(-30) - np.arange(experts, dtype=np.float32) / np.float32(4), (tokens, 1))
     width = experts // case.groups
     parts = -(-width // 32)  # a lane has one expert of each
     choice = np.arange(case.shape.t)
