@@ -111,6 +111,9 @@ def parity(
     """Run refmoe's kernels and compare every output byte with the references.
 
     Exit status 1 if a case fails, 3 if none ran. SKIPPED cases and expected refusals (UNSUPPORTED) do not fail.
+
+    What passed of a level lies in REPORT.partial until the report is written: after Ctrl-C, or where a machine or its
+    worker was lost, the same command goes on from there.
     """
     from refmoe.catalog import activation_cases, list_cases, parse_case
     from refmoe.cli.session import OutputFiles, run_session, share_of
@@ -172,6 +175,7 @@ def parity(
             mutants=mutants,
             share=part,
             schedules=schedules,
+            keeps=listed,
         )
     raise typer.Exit(status)
 

@@ -20,8 +20,9 @@ from refmoe.families.family import Case
 from refmoe.families.wrong import is_wrong
 from refmoe.museum import exhibits
 from refmoe.reports import render
-from refmoe.reports.environment import current_environment
+from refmoe.reports.environment import Environment, current_environment
 from refmoe.reports.parity import Report, make_report, report_text
+from refmoe.verify.kept import KeptRun
 from refmoe.verify.plant import Fault, FaultResult, load_patches, plant_faults
 from refmoe.verify.runner import run_cases
 from refmoe.verify.verdict import Result, Verdict, exit_status
@@ -76,10 +77,11 @@ def run_session(
     verbose: bool = False,
     trace: Trace | None = None,
     schedules: str = "1",
+    keeps: bool = False,
 ) -> int:
     """Run cases, print the failing ones, and write the files that were asked for.
 
-    Ctrl-C ends the run with a line that says how far it came; no file is written then. A run in which no case ran
+    Ctrl-C ends the run with a line that says how far it came; no report is written then. A run in which no case ran
     replaces no file: what is there is the better report.
 
     Args:
@@ -93,52 +95,91 @@ def run_session(
         verbose: whether to print passed cases too.
         trace: records barrier waits and copies; with one process only.
         schedules: those of each launch on the executor, see `refmoe.ptx.schedules.schedules_of`.
+        keeps: whether results lie beside the report, in REPORT.partial, until it is written, so that the same command
+            goes on after Ctrl-C, a lost worker or a lost machine.
 
     Returns:
         The exit status.
 
     Raises:
-        ArgumentError: an activations file cannot be used.
+        ArgumentError: an activations file cannot be used, or another run writes the same partial results.
         RefmoeError: a file cannot be written; the summary is printed first.
         refmoe.verify.patches.PatchError: a mutant does not fit the sources.
         refmoe.cuda.ToolchainError: mutants were asked for, and cannot be compiled.
     """
     console = make_console(stderr=outputs.as_json)
     start = time.perf_counter()
-    results: list[Result] = []
-    killed: list[FaultResult] = []
-    try:
-        running = run_cases(cases, kernel_of, jobs=jobs, workers=workers, trace=trace, schedules=schedules)
-        _run_cases(running, len(cases), results, console, verbose)
-        if mutants:
-            _run_mutants(cases, killed, console, share, jobs)
-    except KeyboardInterrupt:
-        passed = sum(result.verdict is Verdict.PASS for result in results)
-        ran = f"{len(results)} of {len(cases)} cases ran, {passed} passed"
-        console.print(f"\ninterrupted: {ran}; no report was written")
-        return INTERRUPTED
     environment = current_environment(gpu=any(case.device == "cuda" for case in cases))
-    seconds = time.perf_counter() - start
-    report = make_report(results, command=command, environment=environment, seconds=seconds, mutants=killed)
-    wanted: dict[Path | None, Callable[[Report], str]] = {
-        outputs.report: report_text,
-        outputs.junit: render.junit_text,
-        outputs.markdown: render.markdown_text,
-        outputs.html: _html_text,
-    }
-    asked = {path: partial(text, report) for path, text in wanted.items() if path is not None}
-    kept = [path for path in asked if path.is_file()] if not any(result.verdict.ran for result in results) else []
-    written, failed = write_files({path: text for path, text in asked.items() if path not in kept})
-    if outputs.as_json:
-        print(report_text(report), end="")
-    else:
-        _print_summary(console, report, written)
-    for path in kept:
-        console.print(f"left as it was: {path}, because no case ran", markup=False)
-    if failed:
-        raise RefmoeError("; ".join(failed))
-    survived = any(not mutant.caught for mutant in killed)
-    return 1 if survived else exit_status(results)
+    with contextlib.ExitStack() as stack:
+        kept = None
+        if keeps and outputs.report:
+            kept = stack.enter_context(contextlib.closing(_kept(outputs.report, command, environment, console)))
+        results: list[Result] = []
+        killed: list[FaultResult] = []
+        try:
+            running = _cases(cases, kept, jobs=jobs, workers=workers, trace=trace, schedules=schedules)
+            _run_cases(running, len(cases), results, console, verbose)
+            if mutants:
+                _run_mutants(cases, kept, killed, console, share, jobs)
+        except KeyboardInterrupt:
+            passed = sum(result.verdict is Verdict.PASS for result in results)
+            ran = f"{len(results)} of {len(cases)} cases ran, {passed} passed"
+            where = f"what passed is in {kept.path}, and the same command goes on" if kept else "no report was written"
+            console.print(f"\ninterrupted: {ran}; {where}", markup=False)
+            return INTERRUPTED
+        seconds = time.perf_counter() - start
+        report = make_report(results, command=command, environment=environment, seconds=seconds, mutants=killed)
+        wanted: dict[Path | None, Callable[[Report], str]] = {
+            outputs.report: report_text,
+            outputs.junit: render.junit_text,
+            outputs.markdown: render.markdown_text,
+            outputs.html: _html_text,
+        }
+        asked = {path: partial(text, report) for path, text in wanted.items() if path is not None}
+        better = [path for path in asked if path.is_file()] if not any(result.verdict.ran for result in results) else []
+        written, failed = write_files({path: text for path, text in asked.items() if path not in better})
+        if kept and outputs.report in (*written, *better):
+            kept.drop()
+        if outputs.as_json:
+            print(report_text(report), end="")
+        else:
+            _print_summary(console, report, written)
+        for path in better:
+            console.print(f"left as it was: {path}, because no case ran", markup=False)
+        if failed:
+            raise RefmoeError("; ".join(failed))
+        survived = any(not mutant.caught for mutant in killed)
+        return 1 if survived else exit_status(results)
+
+
+def _kept(report: Path, command: str, environment: Environment, console: Console) -> KeptRun:
+    """What an earlier run of the same command found, if the same sources, compiler and GPU found it."""
+    gpu = {"gpu": f"{environment.gpu}, driver {environment.driver}"} if environment.gpu else {}
+    kept = KeptRun(report.with_name(f"{report.name}.partial"), command, gpu)
+    if kept.dropped:
+        console.print(f"dropped: {kept.path}, of other sources or another command", markup=False)
+    if kept.cases or kept.faults:
+        faults = f" and {kept.faults} faults" if kept.faults else ""
+        console.print(f"{kept.cases} cases{faults} are in {kept.path}: they do not run again", markup=False)
+    return kept
+
+
+def _cases(
+    cases: Sequence[Case],
+    kept: KeptRun | None,
+    *,
+    jobs: int,
+    workers: Workers | None,
+    trace: Trace | None,
+    schedules: str,
+) -> Iterator[Result]:
+    """The results of `cases` in order; those that are kept do not run."""
+    known = {case: found for case in cases if kept and (found := kept.result(case)) is not None}
+    left = [case for case in cases if case not in known]
+    keep = kept.keep if kept else None
+    running = run_cases(left, kernel_of, jobs=jobs, workers=workers, trace=trace, schedules=schedules, keep=keep)
+    for case in cases:
+        yield known[case] if case in known else next(running)
 
 
 def _run_cases(running: Iterator[Result], total: int, results: list[Result], console: Console, verbose: bool) -> None:
@@ -171,7 +212,12 @@ def _run_cases(running: Iterator[Result], total: int, results: list[Result], con
 
 
 def _run_mutants(
-    cases: Sequence[Case], killed: list[FaultResult], console: Console, share: tuple[int, int], jobs: int
+    cases: Sequence[Case],
+    kept: KeptRun | None,
+    killed: list[FaultResult],
+    console: Console,
+    share: tuple[int, int],
+    jobs: int,
 ) -> None:
     """The faults in our kernels, and those of the museum's, if the families of `cases` have them; of them a share."""
     families = {case.family.name for case in cases}
@@ -186,8 +232,12 @@ def _run_mutants(
     if of > 1:
         console.print(f"of {len(faults)} faults every {of}th from number {number} on is planted", markup=False)
         faults = faults[number - 1 :: of]
+    known = {fault.name: found for fault in faults if kept and (found := kept.fault(fault)) is not None}
+    left = [fault for fault in faults if fault.name not in known]
+    planted = plant_faults(left, sound_kernel, jobs=jobs, keep=kept.keep_fault if kept else None)
     with _progress(console, len(faults), "mutants") as advance:
-        for result in plant_faults(faults, sound_kernel, jobs=jobs):
+        for fault in faults:
+            result = known[fault.name] if fault.name in known else next(planted)
             killed.append(result)
             advance(result.name)
             console.print(result.line, style="" if result.caught else "bold red", markup=False)

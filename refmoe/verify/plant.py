@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,9 +27,10 @@ from refmoe.ptx.findings import unexplained
 from refmoe.verify.kernel import Devices, Kernel, Refusal
 from refmoe.verify.patches import FilePatch, PatchError, apply_patch, parse_patch
 from refmoe.verify.runner import run_case
+from refmoe.verify.sweep import Results, sweep
 from refmoe.verify.tolerances import accepting
 from refmoe.verify.verdict import Result, Verdict
-from refmoe.verify.workers import deaf_to_interrupts, worker_pool
+from refmoe.verify.workers import deaf_to_interrupts, processes, worker_pool
 
 #: The folder of the patches, one folder an operation.
 MUTANTS = Path(__file__).resolve().parent.parent / "families" / "mutants"
@@ -135,28 +137,41 @@ def _first_line(text: str | None) -> str:
     return f"{first} {rest.strip().partition(chr(10))[0]}" if first.endswith(":") else first
 
 
-def plant_faults(faults: Sequence[Fault], sound: SoundKernel, *, jobs: int = 1) -> Iterator[FaultResult]:
+def plant_faults(
+    faults: Sequence[Fault],
+    sound: SoundKernel,
+    *,
+    jobs: int = 1,
+    keep: Callable[[FaultResult], None] | None = None,
+) -> Iterator[FaultResult]:
     """Plant each fault and run cases on it until one fails. Results have the order of `faults`.
 
     Args:
         faults: the faults.
         sound: gives the kernel of a case without a fault; with several processes a function of a module's top level.
         jobs: processes to run them in.
+        keep: is told of results as they come, which may be before those of the faults before them.
 
     Raises:
         RefmoeError: a fault cannot be planted.
         refmoe.cuda.ToolchainError: there is no compiler, or a changed source does not compile.
+        refmoe.verify.sweep.WorkerLost: workers were lost again and again under the same fault.
     """
     with tempfile.TemporaryDirectory(prefix="refmoe-faults-") as scratch:
         judge = functools.partial(_judge, sound, Path(scratch))
         if jobs == 1:
-            yield from map(judge, faults)
+            for result in map(judge, faults):
+                if keep:
+                    keep(result)
+                yield result
             return
+        results, due = Results(), deque(fault.name for fault in faults)
         # The pool ends before the folder does: the files of those at work must not go before they do.
-        with worker_pool(jobs) as pool:
-            with deaf_to_interrupts():
-                judged = pool.map(judge, faults)
-            yield from judged
+        for _, result in sweep({fault.name: fault for fault in faults}, judge, results, processes(jobs)):
+            if keep:
+                keep(result)
+            while due and due[0] in results.done:
+                yield results.done.pop(due.popleft())
 
 
 def _judge(sound: SoundKernel, scratch: Path, fault: Fault) -> FaultResult:

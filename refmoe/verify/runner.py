@@ -47,6 +47,7 @@ def run_cases(
     workers: Workers | None = None,
     trace: Trace | None = None,
     schedules: str = "1",
+    keep: Callable[[Sequence[Result]], None] | None = None,
 ) -> Iterator[Result]:
     """Run cases and yield the results in order, each as soon as it can be.
 
@@ -57,6 +58,7 @@ def run_cases(
         workers: who runs them, in place of `jobs` processes.
         trace: records barrier waits; with one process only.
         schedules: those of each launch on the executor, see `refmoe.ptx.schedules.schedules_of`.
+        keep: is told of results as they come, which may be long before those of the cases before them.
 
     Raises:
         refmoe.verify.sweep.WorkerLost: workers were lost again and again under the same cases.
@@ -66,13 +68,17 @@ def run_cases(
         for case in cases:
             with under_schedules(schedules):
                 result = run_case(kernel_of(case, devices), case)
+            if keep:
+                keep([result])
             yield result
         return
     starts = range(0, len(cases), _CHUNK)
     chunks = {f"cases {start + 1} to {start + _CHUNK}": cases[start : start + _CHUNK] for start in starts}
     results, due = Results(), deque(chunks)
     work = partial(_run_chunk, kernel_of, schedules=schedules)
-    for _ in sweep(chunks, work, results, workers or processes(jobs)):
+    for _, ran in sweep(chunks, work, results, workers or processes(jobs)):
+        if keep:
+            keep(ran)
         while due and due[0] in results.done:
             yield from results.done.pop(due.popleft())
 

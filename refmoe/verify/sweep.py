@@ -56,15 +56,18 @@ class Ledger(Results):
         path: the file; it is made if it is not there.
         swept: what results depend on, as JSON values: sources, compiler.
         fresh: start anew whatever the file holds, if it is a ledger.
+        synced: a result is on the disk before the next one is taken. Otherwise a machine that goes down, not a process
+            that ends, may cost the results of the last seconds.
 
     Raises:
         ArgumentError: the file is of another sweep, or no ledger.
         OSError: it cannot be read or written.
     """
 
-    def __init__(self, path: Path, swept: Mapping[str, Any], *, fresh: bool = False) -> None:
+    def __init__(self, path: Path, swept: Mapping[str, Any], *, fresh: bool = False, synced: bool = True) -> None:
         super().__init__()
         self.path = path
+        self._synced = synced
         head = json.dumps({"kind": "sweep", **swept}, sort_keys=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         content = path.read_bytes() if path.exists() else b""
@@ -121,7 +124,8 @@ class Ledger(Results):
             try:
                 if os.write(descriptor, content) < len(content):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-                os.fsync(descriptor)
+                if self._synced:
+                    os.fsync(descriptor)
             except OSError:
                 os.ftruncate(descriptor, before)
                 raise
