@@ -48,6 +48,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "expand.expand_as": {"encode_scale": None, "prescale": None, "layout": "128x4", **_RANK},
         "finalize.finalize": {"topk_ids": None, **_OUT, **_BIAS},
         "finalize_q8_1.finalize_q8_1": {"topk_ids": None, "quantizer": "llama_cpp_mmvq", **_BIAS},
+        "gemm.choice.choose_tile": {"arch": "sm_120a", "min_latency": False},
         "gemm.kernel.grouped_gemm": _PRODUCT,
         "gemm.tile.check_tile": {"arch": "sm_120a", "stages": None, "cluster": (1, 1, 1)},
         "moe.arrays.layer_launches": _FILL,
