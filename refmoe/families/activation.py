@@ -298,9 +298,10 @@ PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (*_MADE_FOR_SOME,
 
 VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
 #: An alpha, a beta and a limit of each expert, or those of gpt-oss; `edges` are numbers that no model has, and with
-#: `closed` every limit is a zero of either sign: what passes the clamps is a sign. `specials` are a NaN or an infinity
-#: for alpha or for beta. `alpha`, `beta` and `limit` are that of `distinct` alone.
-GATE_PARAMS = word("params", "none", "distinct", "edges", "closed", "specials", "alpha", "beta", "limit")
+#: `closed` every limit is a zero of either sign: what passes the clamps is a sign. With `open` most limits
+#: are infinite, and alphas so large that a subnormal gate counts. `specials` are a NaN or an infinity for alpha or for
+#: beta. `alpha`, `beta` and `limit` are that of `distinct` alone.
+GATE_PARAMS = word("params", "none", "distinct", "edges", "closed", "open", "specials", "alpha", "beta", "limit")
 #: Of a layer.
 PARAMS = word("params", "none", "distinct")
 #: No bias, ordinary numbers, or zeros of either sign and subnormal numbers.
@@ -321,6 +322,10 @@ _SPECIAL_ALPHAS = np.array([np.nan, 1.702, np.inf, 1.702, -np.inf, *[1.702] * 5]
 _SPECIAL_BETAS = np.array([1, np.nan, 1, np.inf, 1, -np.inf, *[1] * 4], np.float32)
 #: Limits of `closed`; seven, a number that is coprime to those of alphas and betas.
 _ZERO_LIMITS = np.array([0.0, -0.0, 0.0, 0.0, -0.0, -0.0, 0.0], np.float32)
+
+#: Alphas and limits of `open`: with such alphas a subnormal gate has an ordinary exponent, and most limits clamp nothing.
+_OPEN_ALPHAS = np.array([2.0**127, 1.702, -(2.0**127), 1.702, 2.0**126], np.float32)
+_OPEN_LIMITS = np.array([np.inf, 7, np.inf], np.float32)
 
 
 # --- inputs, expectation, run ---------------------------------------------------------------------------------------
@@ -375,6 +380,9 @@ def _parameters(case: Case) -> dict[str, NDArray[Any] | None]:
         if case.params == "closed":
             limits = _ZERO_LIMITS[experts % _ZERO_LIMITS.size]
         return {"alpha": alphas, "beta": _EDGE_BETAS[experts % _EDGE_BETAS.size], "limit": limits}
+    if case.params == "open":
+        limits = _OPEN_LIMITS[experts % _OPEN_LIMITS.size]
+        return {"alpha": _OPEN_ALPHAS[experts % _OPEN_ALPHAS.size], "beta": None, "limit": limits}
     if case.params == "specials":
         each = experts % _SPECIAL_ALPHAS.size
         return {"alpha": _SPECIAL_ALPHAS[each], "beta": _SPECIAL_BETAS[each], "limit": None}
@@ -548,6 +556,8 @@ def _default() -> Iterator[Case]:
     for mode, edge in COMPILED_POLICIES:
         policy = {"mode": mode, "edge": edge, "layout": "128x4" if mode == "rceil" else "8x4"}
         yield _case("specials", 20, 160, 10, params="specials", routing="all-one-token", ranks=2, **policy)
+    for fill, mode in (("tiny", "rceil"), ("tiny", "floor"), ("clamps", "rceil")):
+        yield _case(fill, 20, 160, 10, params="open", routing="all-one-token", ranks=2, mode=mode)
     for m in (127, 128, 129):  # a scale atom of one expert's rows, and a row less and more
         yield _case("fingerprint", m, 128, 3, routing="same-experts", poison=0x7F)
     for k in (480, 512, 544):  # a warp's columns, and a block less and more
