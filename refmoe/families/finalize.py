@@ -395,6 +395,8 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 65_600, 32, 4, 1, bias="distinct", routing="same-experts")
     yield _case("gaussian", 2, 8224, 4, 3, dtype="f32")  # a row wider than two rounds of a CTA
     yield _case("cancelling", 3, 96, 40, 32)  # as many ranks as there may be
+    for dtype in _DTYPES:  # each of which has a bias
+        yield _case("gaussian", 3, 96, 40, 32, dtype=dtype, bias="distinct")
     # The last and the first of four ranks, of which a token chooses more experts than each has.
     for dtype, first_expert in zip(_DTYPES, (9, 0), strict=True):
         yield _case("gaussian", 7, 96, 3, 5, dtype=dtype, bias="distinct", first_expert=first_expert, ranks=4)
