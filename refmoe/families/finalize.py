@@ -380,6 +380,7 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 3, k, 6, 2, bias="distinct", dtype="f32" if k % 3 else "bf16")
     for k in (224, 256, 288, 4064, 4096, 4128):  # a warp's slice and sixteen of them, and a block less and more
         yield _case("gaussian", 2, k, 12, 3, bias="distinct")
+    yield _case("gaussian", 1, 12_288, 4, 2, bias="distinct")  # the widest of models, and 48 slices
     for dtype, out in product(VALUE_DTYPES, VALUE_DTYPES):  # a bias that is a NaN or an infinity
         yield _case("specials", 9, 160, 8, 3, dtype=dtype, out=out, bias="specials")
     # More tokens than the resident warps of a slice, which then walk on: one slice, twelve of them, two in each entry.
