@@ -17,6 +17,6 @@ SPECIAL_ALPHAS = np.array([np.nan, 1.702, np.inf, 1.702, -np.inf, *[1.702] * 5],
 SPECIAL_BETAS = np.array([1, np.nan, 1, np.inf, 1, -np.inf, *[1] * 4], np.float32)
 #: Limits of `closed`; seven, a number that is coprime to those of alphas and betas.
 ZERO_LIMITS = np.array([0.0, -0.0, 0.0, 0.0, -0.0, -0.0, 0.0], np.float32)
-#: Alphas and limits of `open`: so large that a subnormal gate has an ordinary exponent, and most of them no clamp at all.
+#: Alphas of `open`, with which a subnormal gate has an ordinary exponent, and its limits, most of them none.
 OPEN_ALPHAS = np.array([2.0**127, 1.702, -(2.0**127), 1.702, 2.0**126], np.float32)
 OPEN_LIMITS = np.array([np.inf, 7, np.inf], np.float32)
