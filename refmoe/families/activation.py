@@ -17,6 +17,7 @@ from refmoe.families.expand import LAYOUT
 from refmoe.families.extents import mxfp8_grouped
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, behind, check_before, far_device, lacks_memory, of_rows
+from refmoe.families.fills import gate_params
 from refmoe.families.fills.tied_gates import BIASED, biased_gates, biased_terms, mixed_gates
 from refmoe.families.quantize import COMPILED_POLICIES, EDGE, FAR_ROWS, LOOPING_ROWS, MODE, settings_of
 from refmoe.families.stages import Codes, GroupedScales
@@ -298,9 +299,10 @@ PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (*_MADE_FOR_SOME,
 
 VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
 #: An alpha, a beta and a limit of each expert, or those of gpt-oss; `edges` are numbers that no model has, and with
-#: `closed` every limit is a zero of either sign: what passes the clamps is a sign. `specials` are a NaN or an infinity
-#: for alpha or for beta. `alpha`, `beta` and `limit` are that of `distinct` alone.
-GATE_PARAMS = word("params", "none", "distinct", "edges", "closed", "specials", "alpha", "beta", "limit")
+#: `closed` every limit is a zero of either sign: what passes the clamps is a sign. With `open` most limits
+#: are infinite, and alphas so large that a subnormal gate counts. `specials` are a NaN or an infinity for alpha or for
+#: beta. `alpha`, `beta` and `limit` are that of `distinct` alone.
+GATE_PARAMS = word("params", "none", "distinct", "edges", "closed", "open", "specials", "alpha", "beta", "limit")
 #: Of a layer.
 PARAMS = word("params", "none", "distinct")
 #: No bias, ordinary numbers, or zeros of either sign and subnormal numbers.
@@ -308,19 +310,6 @@ GATE_BIAS = word("bias", "none", "distinct", "tiny")
 
 #: BF16 patterns: zeros, the least and the largest subnormal numbers, of either sign.
 _TINY_BIAS = np.array([0, 0x8000, 1, 0x8001, 0x7F, 0x807F], np.uint16).view(_BF16)
-#: FP32 bits that experts have in turn, of which the numbers are coprime: 0, -0, subnormal, negative, ordinary factors;
-_EDGE_ALPHAS = np.array([0x3FD9DB23, 0, 0xBFD9DB23, 1, 0x80000000], np.uint32).view(np.float32)
-#: the same, and 1;
-_EDGE_BETAS = np.array([0x3F800000, 0, 0xBF800000, 0x80000000, 0x00400000, 0x3F800001], np.uint32).view(np.float32)
-#: and clamps of a subnormal number, and those of models one ulp to either side.
-_EDGE_LIMITS = np.array(
-    [0x40E00000, 0x00000003, 0x40DFFFFF, 0x40E00001, 0x007FFFFF, 0x40AFFFFF, 0x40B00001], np.uint32
-).view(np.float32)
-#: Alphas and betas of `specials`: each is a special where the other one is ordinary.
-_SPECIAL_ALPHAS = np.array([np.nan, 1.702, np.inf, 1.702, -np.inf, *[1.702] * 5], np.float32)
-_SPECIAL_BETAS = np.array([1, np.nan, 1, np.inf, 1, -np.inf, *[1] * 4], np.float32)
-#: Limits of `closed`; seven, a number that is coprime to those of alphas and betas.
-_ZERO_LIMITS = np.array([0.0, -0.0, 0.0, 0.0, -0.0, -0.0, 0.0], np.float32)
 
 
 # --- inputs, expectation, run ---------------------------------------------------------------------------------------
@@ -368,16 +357,21 @@ def _parameters(case: Case) -> dict[str, NDArray[Any] | None]:
         return {"alpha": None, "beta": None, "limit": None}
     experts = np.arange(case.shape.e)
     if case.params in ("edges", "closed"):
-        alphas = _EDGE_ALPHAS[np.zeros_like(experts) if case.fill == CLAMPED else experts % _EDGE_ALPHAS.size]
-        limits = _EDGE_LIMITS[experts % _EDGE_LIMITS.size]
+        alphas = gate_params.EDGE_ALPHAS[
+            np.zeros_like(experts) if case.fill == CLAMPED else experts % gate_params.EDGE_ALPHAS.size
+        ]
+        limits = gate_params.EDGE_LIMITS[experts % gate_params.EDGE_LIMITS.size]
         if case.fill == CLAMPED:  # a clamp of next to nothing puts no result between two codes
             limits = np.maximum(limits, np.float32(5))
         if case.params == "closed":
-            limits = _ZERO_LIMITS[experts % _ZERO_LIMITS.size]
-        return {"alpha": alphas, "beta": _EDGE_BETAS[experts % _EDGE_BETAS.size], "limit": limits}
+            limits = gate_params.ZERO_LIMITS[experts % gate_params.ZERO_LIMITS.size]
+        return {"alpha": alphas, "beta": gate_params.EDGE_BETAS[experts % gate_params.EDGE_BETAS.size], "limit": limits}
+    if case.params == "open":
+        limits = gate_params.OPEN_LIMITS[experts % gate_params.OPEN_LIMITS.size]
+        return {"alpha": gate_params.OPEN_ALPHAS[experts % gate_params.OPEN_ALPHAS.size], "beta": None, "limit": limits}
     if case.params == "specials":
-        each = experts % _SPECIAL_ALPHAS.size
-        return {"alpha": _SPECIAL_ALPHAS[each], "beta": _SPECIAL_BETAS[each], "limit": None}
+        each = experts % gate_params.SPECIAL_ALPHAS.size
+        return {"alpha": gate_params.SPECIAL_ALPHAS[each], "beta": gate_params.SPECIAL_BETAS[each], "limit": None}
     distinct = {
         "alpha": (1.702 - experts / 8 % 1.5).astype(np.float32),
         "beta": (1 + experts / 4).astype(np.float32),
@@ -548,6 +542,8 @@ def _default() -> Iterator[Case]:
     for mode, edge in COMPILED_POLICIES:
         policy = {"mode": mode, "edge": edge, "layout": "128x4" if mode == "rceil" else "8x4"}
         yield _case("specials", 20, 160, 10, params="specials", routing="all-one-token", ranks=2, **policy)
+    for fill, mode in (("tiny", "rceil"), ("tiny", "floor"), ("clamps", "rceil")):
+        yield _case(fill, 20, 160, 10, params="open", routing="all-one-token", ranks=2, mode=mode)
     for m in (127, 128, 129):  # a scale atom of one expert's rows, and a row less and more
         yield _case("fingerprint", m, 128, 3, routing="same-experts", poison=0x7F)
     for k in (480, 512, 544):  # a warp's columns, and a block less and more

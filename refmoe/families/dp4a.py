@@ -477,6 +477,9 @@ def _default() -> Iterator[Case]:
     # there may be, whose experts have choices in all windows.
     yield _case("fingerprint", 8, 64, 8, 40, 8, bias="distinct", map="permuted")
     yield _case("fingerprint", 7, 96, 8, 33, 9, first_expert=33, ranks=2, alpha="distinct", inputs="choice")
+    # And experts that no token names but the last ones, by choices past the 64th.
+    for dtype in ("f32", "bf16"):
+        yield _case("fingerprint", 8, 32, 8, 256, 16, dtype=dtype)
     # More than 128 choices, of a number that divides no power of two.
     for dtype in ("f32", "bf16"):
         yield _case("fingerprint", 8, 32, 8, 31, 31, dtype=dtype)

@@ -486,8 +486,8 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", m, 64, 3, 1, rows_before=FAR_ROWS, layout=layout)
     for input_sf in INPUT_SF.words:
         yield _case("bytes", 5, 64, 3, 1, dtype="mxfp8", input_sf=input_sf, rows_before=FAR_ROWS, layout="8x4")
-    for layout in LAYOUT.words:  # linear scales past 2^31, four a row
-        yield _case("bytes", 5, 128, 3, 1, dtype="mxfp8", rows_before=FAR_ROWS, layout=layout)
+    for k, layout in product((128, 256), LAYOUT.words):  # linear scales past 2^31, four a row, and past 2^32
+        yield _case("bytes", 5, k, 3, 1, dtype="mxfp8", rows_before=FAR_ROWS, layout=layout)
     yield from _default_as()
     yield from _every_entry()
 

@@ -380,6 +380,7 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 3, k, 6, 2, bias="distinct", dtype="f32" if k % 3 else "bf16")
     for k in (224, 256, 288, 4064, 4096, 4128):  # a warp's slice and sixteen of them, and a block less and more
         yield _case("gaussian", 2, k, 12, 3, bias="distinct")
+    yield _case("gaussian", 1, 12_288, 4, 2, bias="distinct")  # the widest of models, and 48 slices
     for dtype, out in product(VALUE_DTYPES, VALUE_DTYPES):  # a bias that is a NaN or an infinity
         yield _case("specials", 9, 160, 8, 3, dtype=dtype, out=out, bias="specials")
     # More tokens than the resident warps of a slice, which then walk on: one slice, twelve of them, two in each entry.
@@ -395,6 +396,8 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 65_600, 32, 4, 1, bias="distinct", routing="same-experts")
     yield _case("gaussian", 2, 8224, 4, 3, dtype="f32")  # a row wider than two rounds of a CTA
     yield _case("cancelling", 3, 96, 40, 32)  # as many ranks as there may be
+    for dtype in _DTYPES:  # each of which has a bias
+        yield _case("gaussian", 3, 96, 40, 32, dtype=dtype, bias="distinct")
     # The last and the first of four ranks, of which a token chooses more experts than each has.
     for dtype, first_expert in zip(_DTYPES, (9, 0), strict=True):
         yield _case("gaussian", 7, 96, 3, 5, dtype=dtype, bias="distinct", first_expert=first_expert, ranks=4)

@@ -217,6 +217,8 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 65_600, 32, 4, 1, dtype="f32", bias="distinct", routing="same-experts")
     yield _case("gaussian", _LOOPING_TOKENS, 32, 8, 2, dtype="f32", bias="distinct")
     yield _case("cancelling", 3, 96, 40, 32)  # as many choices as there may be
+    for dtype in _DTYPES:  # each of which has a bias
+        yield _case("gaussian", 3, 96, 40, 32, dtype=dtype, bias="distinct")
     # The last of four ranks, of which a token chooses more experts than each has.
     yield _case("gaussian", 7, 96, 3, 5, bias="distinct", first_expert=9, ranks=4)
     # Rows of several slices, more of them than CTAs; and as many experts as Kimi K2 has, more than a byte counts.

@@ -256,6 +256,9 @@ def _default() -> Iterator[Case]:
     yield _staying("gaussian", 8, 96, 64, 3, 2, routing="same-experts", params="distinct")
     yield _case("gaussian", 0, 96, 64, 4, 2, "dp4a")
     yield _staying("gaussian", 1, 2880, 32, 128, 4)
+    # One choice a token, a bias of both products, and an output in Q8_1.
+    yield _case("gaussian", 3, 96, 64, 4, 1, "llama_cpp", output="q8_1")
+    yield _staying("gaussian", 3, 96, 64, 4, 1)
     yield _staying("real", 2, 384, 768, 8, 2)
     yield _staying("gaussian", 3, 96, 64, 4, 2, first_expert=4, ranks=2, routing="elsewhere")
     yield _staying("gaussian", 7, 96, 64, 4, 4, first_expert=4, ranks=3, variant="silu")

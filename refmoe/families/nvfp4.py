@@ -51,8 +51,11 @@ _TOP_OF_TIES, _G_OF_TIES = 70.0, 38.4
 _SCALES: Values = UE4M3.values()[: UE4M3.max_code + 1]
 _STEPS: Values = E2M1.values()[: E2M1.max_code + 1]
 
-#: Where a case's global scale comes from: the factor on that of its own data.
-CALIBRATIONS: Mapping[str, float | None] = MappingProxyType({"own": 1.0, "larger": 1 / 8, "smaller": 8.0, "none": None})
+#: Where a case's global scale comes from: the factor on that of its own data. With the largest of numbers `subnormal`
+#: gives a scale, and a sixth of it, that are subnormal.
+CALIBRATIONS: Mapping[str, float | None] = MappingProxyType(
+    {"own": 1.0, "larger": 1 / 8, "smaller": 8.0, "subnormal": 1 / 1024, "none": None}
+)
 
 CALIBRATION = word("calibration", *CALIBRATIONS)
 
@@ -322,6 +325,8 @@ def _default() -> Iterator[Case]:
         for calibration in ("larger", "smaller", "none"):
             for fill in ("rne-ties", "scale-ties", "real"):
                 yield _case(fill, 9, 2880, dtype=dtype, calibration=calibration)
+    for layout in ("linear", "128x4"):
+        yield _case("huge", 4, 400, calibration="subnormal", layout=layout)
     for k in (2880, 7168):
         for m in DECODE:
             for layout in ("linear", "128x4"):
@@ -347,7 +352,8 @@ def _full() -> Iterator[Case]:
         for dtype in INPUT_FORMATS:
             for fill in _PLAIN:
                 # Data of one size, or at the ends of the range, has one scale or none under other calibrations.
-                for calibration in ("own",) if fill in ("tiny", "huge", "gaussian") else CALIBRATIONS:
+                others = () if fill in ("tiny", "huge", "gaussian") else ("larger", "smaller", "none")
+                for calibration in ("own", *others):
                     yield _case(fill, 65, 2880, dtype=dtype, seed=seed, calibration=calibration, layout="128x4")
     for k in range(_BLOCK, 528, _BLOCK):
         yield _case("fingerprint", 9, k, layout="128x4")

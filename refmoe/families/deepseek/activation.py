@@ -401,6 +401,8 @@ def _quick() -> Iterator[Case]:
 def _default() -> Iterator[Case]:
     for dtype, policy in product(("bf16", "f32"), POLICIES):  # pieces of the input past 2^31
         yield _case("fingerprint", 5, 128, 3, dtype=dtype, policy=policy, rows_before=_FAR_ROWS)
+    for dtype in ("bf16", "f32"):  # and those of the codes
+        yield _case("fingerprint", 5, 256, 3, dtype=dtype, rows_before=_FAR_ROWS)
     yield _case("fingerprint", 5, 128, 1, ranks=2, first_expert=1)  # a rank of one expert
     number = 0
     for fill in _FILLS:

@@ -231,8 +231,9 @@ def _software() -> list[Case]:
     cases += [_case(fill, Shape(m=8, k=160, n=16, e=1), tile=tile) for fill in FILLS]
     cases.append(_case("zero-specials", Shape(m=8, k=64, n=16, e=1), tile=tile))  # and the zeros in the other block
     cases.append(_case("scale-bytes", Shape(m=8, k=96, n=256, e=1), tile=tile))  # every byte of weights
-    # Of tokens: among the sums are negative ones that underflow, and leave a zero without a sign.
-    cases.append(_case("scale-bytes", Shape(m=32, k=256, n=16, e=1), tile=tile))
+    # Of tokens: among the sums are negative ones that underflow, and leave a zero without a sign, and one all of whose
+    # terms lie below the least exponent of an alignment.
+    cases.append(_case("scale-bytes", Shape(m=32, k=256, n=24, e=1), tile=tile))
     return cases
 
 

@@ -108,6 +108,11 @@ FAULTS = (
         literally("            row += ctas\n", "            row = used\n"),
     ),
     CuteFault(
+        "cute-rows-in-13-bits", "of the rows in use 13 bits count", "row count",
+        f"{_FAMILY}:bf16:m8200k128e2:fingerprint:layout=mn_major:seed7@ptx", "activation.py",
+        literally("Int32(groups[cute.size(groups) - 1])", "Int32(groups[cute.size(groups) - 1]) & 0x1FFF"),
+    ),
+    CuteFault(
         "cute-ptx-codes-swapped", "two neighbouring codes are swapped", "operand", _DECODE, "",
         Edit(r"(cvt\.rn\.satfinite\.e4m3x2\.f32\s+%rs\d+, )(%r\d+), (%r\d+);", r"\1\3, \2;", 1, 8),
     ),

@@ -61,6 +61,7 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", 2, 8320, 2, layout="mn_major")  # a row wider than a CTA, by one tile
     yield _case("fingerprint", 40, 128, 2, layout="mn_major", multiprocessors=1)  # more rows than CTAs
     yield _case("fingerprint", 12, 128, 4, rows="masked", scales="ue8m0", multiprocessors=1)
+    yield _case("fingerprint", 8200, 128, 2, layout="mn_major")  # more rows than 13 bits number
     yield _case("gaussian", 0, 2048, 8)
     yield _case("gaussian", 0, 2048, 8, rows="masked", scales="ue8m0")
 

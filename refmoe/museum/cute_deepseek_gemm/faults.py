@@ -12,7 +12,7 @@ _SEVERAL = (
     "cute_deepseek_gemm:f32:m19k512n128e4:cancelling:grouping=masked:rows=19-0-17-11:pad=2:expected_m=1:tile_m=16"
     ":seed7@ptx"
 )
-_MANY_EXPERTS = "cute_deepseek_gemm:bf16:m48k256n128e70:one-hot-weights:rows=1-0-1:tile_m=16:seed7@ptx"
+_MANY_EXPERTS = "cute_deepseek_gemm:bf16:m88k256n128e130:one-hot-weights:rows=1-0-1:tile_m=16:seed7@ptx"
 _DEEP = "cute_deepseek_gemm:bf16:m9k1408n128e2:near:rows=4-5:tile_m=16:seed7@ptx"
 _WGMMA = (
     "cute_deepseek_gemm:bf16:m24k384n256e3:near:model=sm90_wgmma_fp8:rows=5-0-17:tile_m=64:poison=0x7F:seed7@ptx.sm_90a"
@@ -133,6 +133,16 @@ FAULTS = (
             "find_tile(groups, experts, number, base, before)\n            # Nobody",
             "find_tile(groups, experts, number, base, Int32(0))\n            # Nobody",
         ),
+    ),
+    CuteFault(
+        "cute-sixteen-weight-scales", "weight rows past the sixteenth tile have the scales of the first ones", "scale",
+        "cute_deepseek_gemm:bf16:m2k128n2176e1:near:tile_m=16:seed7@ptx", "mma.py",
+        literally("weight_scales[tile_n, block, expert]", "weight_scales[tile_n & 15, block, expert]"),
+    ),
+    CuteFault(
+        "cute-experts-past-the-96th-skipped", "of the experts past the 96th a warp leaves out 32", "tile search",
+        _MANY_EXPERTS, "groups.py",
+        literally("base += WARP_LANES", "base += WARP_LANES if base < 64 else 2 * WARP_LANES"),
     ),
     CuteFault(
         "cute-ptx-fragment-shifted", "an instruction takes its first tokens twice", "operand fragment", _MMA, "",

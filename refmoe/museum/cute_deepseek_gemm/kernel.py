@@ -74,8 +74,10 @@ def _default() -> Iterator[Case]:
         for fill in FILLS:
             yield _case(fill, _SMALL, rows=_SMALL_ROWS, tile_m=narrow, model=model)
         yield _case("near", _DEEP, rows="4-5", tile_m=narrow, model=model)
-        # More experts than a warp has lanes to look for a tile, one row at each but for every third.
-        yield _case("one-hot-weights", Shape(48, 256, n=128, e=70), rows="1-0-1", tile_m=narrow, model=model)
+        # More experts than four rounds of a warp's lanes look for a tile, one row at each but for every third.
+        yield _case("one-hot-weights", Shape(88, 256, n=128, e=130), rows="1-0-1", tile_m=narrow, model=model)
+        # More weight scales than the 16 of a row of K that DeepSeek-V3's experts have.
+        yield _case("near", Shape(2, 128, n=2176, e=1), tile_m=narrow, model=model)
         # The 33rd expert has more tiles than there are CTAs: some take a second one from there on.
         many: dict[str, Any] = {
             "grouping": "masked",
