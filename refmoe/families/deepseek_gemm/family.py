@@ -470,6 +470,8 @@ def _default() -> Iterator[Case]:
     yield _case("near", Shape(300, 128, n=256, e=2), rows="150", sample=1, tile_m=8)
     yield _case("near", Shape(1300, 128, n=256, e=2), rows="650", sample=1, tile_m=64, **wgmma)
     yield _case("near", Shape(2500, 128, n=512, e=2), rows="1250", sample=2, tile_m=128, ctas=2, **wgmma)
+    # More scales of an expert's rows of N than a byte counts, as DeepSeek-V3's dense gate and up together have.
+    yield _case("near", Shape(1, 128, n=36_864, e=1))
     # Far fewer rows are expected than there are: CTAs take three tiles and more.
     yield _case("near", Shape(30, 128, n=128, e=2), grouping="masked", rows="30-9", expected_m=1, tile_m=8)
     yield _case("near", Shape(20, 512, n=128, e=2), rows="9-8", tile_m=16, multiprocessors=1, schedules=4)
