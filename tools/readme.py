@@ -184,7 +184,7 @@ def _exhaustive() -> str:
 
 
 def _silicon() -> str:
-    return "\n".join((_conformance(), _stress(), _exhaustive()))
+    return "\n".join((_conformance(), _stress(), _exhaustive(), _schedules()))
 
 
 def _tolerances() -> str:
@@ -202,7 +202,22 @@ def _tolerances() -> str:
 def _mutants() -> str:
     mutants = _load("ptx.json")["mutants"]
     caught = sum(mutant["caught"] for mutant in mutants)
-    return f"{caught} of {len(mutants)} planted faults are caught; the unpatched kernels pass the same cases."
+    planted = f"{caught} of {len(mutants)} planted faults are caught; the unpatched kernels pass the same cases."
+    drawn = _load("mutation.json")["summary"]
+    found = drawn["caught"] + drawn["timed_out"]
+    return (
+        f"{planted} Of {drawn['mutants']:,} small changes that a program drew, {drawn['does_not_build']} do not build, "
+        f"{drawn['same_code']} give the same machine code, {drawn['proven_equivalent']} are proven equivalent, "
+        f"{found} are caught and {drawn['survived']} live: {100 * drawn['share']:.1f} % of those that can be caught are. "
+        "[The report](reports/mutation.json) gives the reason of each that lives."
+    )
+
+
+def _schedules() -> str:
+    cases = [case for case in _load("schedules.json")["cases"] if case["verdict"] not in ("UNSUPPORTED", "SKIPPED")]
+    passed = sum(case["verdict"] == "PASS" for case in cases)
+    fewest = min(case["schedules"] for case in cases)
+    return f"- {passed:,} of {len(cases):,} cases leave the same bytes under {fewest} legal schedules of each launch."
 
 
 def _bench() -> str:
