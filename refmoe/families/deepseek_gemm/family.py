@@ -493,20 +493,20 @@ def _default() -> Iterator[Case]:
             yield _case("least-ties", Shape(8, 128, n=128, e=1), dtype, rows="8", tile_m=tile_m)
             # Every second row has the ties: here the others of a tile, all of which are there.
             yield _case("least-ties", Shape(tile_m + 1, 128, n=128, e=2), dtype, rows=f"1-{tile_m}", tile_m=tile_m)
-    for model, dtype in itertools.product(_MODELS, OUT_DTYPES):
-        if (model, dtype) != ("sm90_mma_fp8", "bf16"):  # sm_120a has the same source, and runs both
-            for tile_m in INSTRUCTIONS[model].tiles_m:
-                yield _past_every_lane(dtype, tile_m, model=model)
+    for tile_m in INSTRUCTIONS[_MODELS[0]].tiles_m:
+        yield _past_every_lane("f32", tile_m, model="sm90_mma_fp8")  # of the same source as those of sm_120a
+        for dtype in OUT_DTYPES:
+            yield _past_every_lane(dtype, tile_m)
     # Of a sum that is stored as BF16 a rounding shows only if most of it cancels.
     for tile_m, ctas in ((64, 1), (128, 1), (256, 1), (128, 2)):
         shape = Shape(64, 256, n=ctas * TILE_N, e=1)
         yield _case("cancelling", shape, rows="64", tile_m=tile_m, ctas=ctas, **wgmma)
-    for dtype in OUT_DTYPES:
-        yield _past_every_lane(dtype, 128, ctas=2, **wgmma)
-    # A tile of tokens more than a band has, in two columns of tiles: in one, every band is numbered alike.
+    # Of the two entries of a tile one has these: they differ in how they store, not in how they number tiles.
     for (tile_m, ctas), dtype in zip(
         ((64, 1), (128, 1), (256, 1), (128, 2)), itertools.cycle(OUT_DTYPES), strict=False
     ):
+        yield _past_every_lane(dtype, tile_m, ctas=ctas, **wgmma)
+        # A tile of tokens more than a band has, in two columns of tiles: in one, every band is numbered alike.
         shape = Shape(_BAND * tile_m + 1, 128, n=2 * ctas * TILE_N, e=1)
         yield _case("near", shape, dtype, rows=str(shape.m), tile_m=tile_m, ctas=ctas, **wgmma)
     gate_up, down = Shape(_CLASS_ROWS, GATE_UP[0], n=GATE_UP[1], e=5), Shape(1007, DOWN[0], n=DOWN[1], e=2)
@@ -524,7 +524,7 @@ def _past_every_lane(dtype: str, tile_m: int, **options: Any) -> Case:
     """
     pattern = [*[0] * 4, tile_m + 1, *[0] * 5, 1, *[0] * 5]
     counts = np.resize(pattern, 37)
-    shape = Shape(int(counts.sum()), 256, n=256 if "ctas" in options else 128, e=len(counts))
+    shape = Shape(int(counts.sum()), 256, n=TILE_N * options.get("ctas", 1), e=len(counts))
     few: dict[str, Any] = {"tile_m": tile_m, "multiprocessors": 2} | options
     return _case("wide-range", shape, dtype, rows="-".join(map(str, pattern)), **few)
 
