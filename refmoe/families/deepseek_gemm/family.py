@@ -477,9 +477,9 @@ def _default() -> Iterator[Case]:
     yield _case("near", Shape(20, 512, n=128, e=2), rows="9-8", tile_m=16, multiprocessors=1, schedules=4)
     # Two warpgroups that store at the same time.
     yield _case("near", Shape(64, 128, n=256, e=1), rows="64", schedules=12, **wgmma)
-    for ctas, tile_m in ((1, 256), (2, 128)):
-        several: dict[str, Any] = {"tile_m": tile_m, "ctas": ctas, "multiprocessors": ctas, "schedules": 4, **wgmma}
-        yield _case("near", Shape(110, 640, n=ctas * TILE_N, e=2), rows="100-3", **several)
+    for ctas, tile_m, schedules in ((1, 256, 2), (2, 128, 4)):
+        several: dict[str, Any] = {"tile_m": tile_m, "ctas": ctas, "multiprocessors": ctas, "schedules": schedules}
+        yield _case("near", Shape(110, 640, n=ctas * TILE_N, e=2), rows="100-3", **several, **wgmma)
     # Each entry has machine code of its own: each meets the fills that show most.
     for dtype, fill in itertools.product(OUT_DTYPES, ("near", "specials", "one-hot-tokens", "one-hot-weights")):
         for tile_m in INSTRUCTIONS[_MODELS[0]].tiles_m:
