@@ -12,6 +12,14 @@ import numpy as np
 
 from refmoe.errors import ArgumentError
 
+#: What is added to a report's name for the file that holds what a run has found so far.
+PARTIAL = ".partial"
+
+
+def partial_of(report: Path) -> Path:
+    """The file that holds what a run has found until its report is written."""
+    return report.with_name(f"{report.name}{PARTIAL}")
+
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> Path:
     """Replace `path` by `data` (text is UTF-8) in one step; parent folders are made.

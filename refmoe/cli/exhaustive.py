@@ -11,6 +11,7 @@ import typer
 
 from refmoe.cli.common import INTERRUPTED, finish
 from refmoe.errors import ArgumentError
+from refmoe.files import partial_of
 from refmoe.verify.workers import Workers
 
 
@@ -51,7 +52,7 @@ def run_exhaustive(
         pieces = [piece for piece in pieces if piece.subject.family != "reference"]
     arch = arch or DEFAULT_ARCH
     path = report or Path("out") / f"exhaustive-{device}.json"
-    ledger = open_ledger(path.with_name(f"{path.name}.partial"), device, arch, fresh=fresh)
+    ledger = open_ledger(partial_of(path), device, arch, fresh=fresh)
     done = sum(str(piece) in ledger.done for piece in pieces)
 
     def tell(name: str, result: Any) -> None:

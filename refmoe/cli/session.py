@@ -18,6 +18,7 @@ from refmoe.cli.common import INTERRUPTED, make_console, write_files
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families.family import Case
 from refmoe.families.wrong import is_wrong
+from refmoe.files import partial_of
 from refmoe.museum import exhibits
 from refmoe.reports import render
 from refmoe.reports.environment import Environment, current_environment
@@ -155,7 +156,7 @@ def run_session(
 def _kept(report: Path, command: str, environment: Environment, console: Console) -> KeptRun:
     """What an earlier run of the same command found, if the same sources, compiler and GPU found it."""
     gpu = {"gpu": f"{environment.gpu}, driver {environment.driver}"} if environment.gpu else {}
-    kept = KeptRun(report.with_name(f"{report.name}.partial"), command, gpu)
+    kept = KeptRun(partial_of(report), command, gpu)
     if kept.dropped:
         console.print(f"dropped: {kept.path}, of other sources or another command", markup=False)
     if kept.cases or kept.faults:

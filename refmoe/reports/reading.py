@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from refmoe.files import PARTIAL
 from refmoe.reports.checks import GateRefusal, ReportError, one_line
 
 #: Larger files are refused unread; the largest report of this repository has a fifth of it.
@@ -108,6 +109,8 @@ def _is_folder(path: Path) -> bool:
 def _looks_like_a_report(path: Path) -> str | None:
     """Why a file whose name does not end in .json looks like a report, or None."""
     rename = "and is not read, since its name does not end in .json: rename it, or take it away"
+    if path.name.endswith(f".json{PARTIAL}"):
+        return "what a run found that has not ended: run its command again, which goes on from there, or take it away"
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None

@@ -87,6 +87,7 @@ FILES: list[tuple[str, str, Callable[[Path], Any]]] = [
     ("file.unread", "another suffix", unread("a.txt")),
     ("file.unread", "a backup", unread("a.json~")),
     ("file.unread", "a hidden one", unread(".a")),
+    ("file.unread", "a run that has not ended", written(b'{"kind": "sweep", "of": "cases"}\n', "a.json.partial")),
     ("file.unread", "compressed", written(gzip.compress(b"{}"), "a.json.gz")),
     ("document.digest", "edited", lambda f: (f / "a.json").write_bytes(good_bytes().replace(b"sm_120a", b"sm_121a"))),
     ("document.kind", "unknown", written(b'{"kind": "diary"}')),
