@@ -303,8 +303,8 @@ VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
 #: are infinite, and alphas so large that a subnormal gate counts. `specials` are a NaN or an infinity for alpha or for
 #: beta. `alpha`, `beta` and `limit` are that of `distinct` alone.
 GATE_PARAMS = word("params", "none", "distinct", "edges", "closed", "open", "specials", "alpha", "beta", "limit")
-#: Of a layer.
-PARAMS = word("params", "none", "distinct")
+#: Of a layer; `closed` are limits alone, of which every eighth is zero.
+PARAMS = word("params", "none", "distinct", "closed")
 #: No bias, ordinary numbers, or zeros of either sign and subnormal numbers.
 GATE_BIAS = word("bias", "none", "distinct", "tiny")
 
