@@ -477,8 +477,8 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", LOOPING_ROWS, 32)
     yield _case("fingerprint", 1, _LOOPING_TILES * 128, block="128x128", dtype="f32")
     yield _case("fingerprint", 3, 8224, layout="mn_major")  # a row wider than a CTA, by a quarter of a tile
-    yield _case("fingerprint", 1, 16416, layout="mn_major")  # three rounds of a CTA
-    yield _case("gaussian", 8200, 32, block="128x128", dtype="f32")  # more than 64 tiles of rows
+    for layout in LAYOUTS:
+        yield _case("fingerprint", 1, 16416, layout=layout)  # three rounds of a CTA
     yield _case("fingerprint", 66, 8224, multiprocessors=1)  # and more of them than CTAs
     for block in BLOCK_FP8:
         yield _case("gaussian", 0, 2880, block=block)
