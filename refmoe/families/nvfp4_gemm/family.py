@@ -294,12 +294,9 @@ def _default() -> Iterator[Case]:
         yield _case("one-hot-tokens", Shape(5, 64, n=32, e=2), dtype, tile="128x128x256", rows_before=1 << 26)
     far: dict[str, Any] = {"alpha": "distinct", "bias": "distinct", "experts_before": 1 << 15, "tile": str(_SHALLOW)}
     yield _case("one-hot-weights", Shape(3, 256, n=512, e=2), routing="same-experts", **far)
-    # Bytes of the scales of tokens, and of weights, past 2^31; and more experts than nine bits count.
+    # Bytes of the scales of tokens, and of weights, past 2^31.
     yield _case("one-hot-tokens", Shape(5, 64, n=8, e=2), tile=str(_SHALLOW), rows_before=1 << 29)
     yield _case("one-hot-weights", Shape(3, 2048, n=512, e=2), routing="same-experts", **far)
-    for fill in ("one-hot-tokens", "one-hot-weights"):
-        past = Shape(9, 96, n=16, e=600)
-        yield _case(fill, past, routing="same-experts", alpha="distinct", bias="distinct", tile=str(_SHALLOW))
     for tile in TILES[:3]:  # tokens of one expert past an atom of their scales
         yield _case("wide-range", Shape(136, 64, n=8, e=2), "bf16", tile=str(tile), routing="same-experts")
     for tile in (_MIDDLE, _WIDE):  # past three
