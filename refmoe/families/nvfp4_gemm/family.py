@@ -45,7 +45,7 @@ from refmoe.families.gemm.grouped import (
 )
 from refmoe.families.nvfp4_gemm.fills import BLOCK, FILLS, NAN_SCALE, PADDED_K, SCALE_SIGN, Bytes, Operands, Size
 from refmoe.families.vacuity import Limits
-from refmoe.families.wrong import WRONG, wrong_calls
+from refmoe.families.wrong import WRONG, Arguments, wrong_calls
 from refmoe.formats import E2M1, UE4M3
 from refmoe.reference.layout import unpack_fp4
 from refmoe.reference.nvfp4_gemm import MODEL, nvfp4_grouped_gemm, nvfp4_product_bounds
@@ -358,9 +358,15 @@ def _full() -> Iterator[Case]:
     yield _case("real", Shape(9, 1536, n=24, e=4), "bf16", alpha="distinct", bias="distinct")
 
 
+def _half_a_copy(given: Arguments) -> Arguments:
+    """Rows of both sides that end in the middle of a copy of 16 bytes."""
+    return {name: np.ascontiguousarray(given[name][..., :-8]) for name in ("codes", "weights")}
+
+
 def _refuses() -> Iterator[Case]:
     base = _case("gaussian", Shape(m=5, k=64, n=16, e=3), alpha="distinct", bias="distinct")
-    yield from wrong_calls(base, SAYS_OF_PRODUCTS, **WRONG_PRODUCTS)
+    wrong = {**WRONG_PRODUCTS, "codes": f"{WRONG_PRODUCTS['codes']} half_a_copy"}
+    yield from wrong_calls(base, {**SAYS_OF_PRODUCTS, "codes-half_a_copy": "K a positive multiple of 32"}, **wrong)
 
 
 SM12X_NVFP4_GEMM = Family(
@@ -382,7 +388,7 @@ SM12X_NVFP4_GEMM = Family(
     extents=product_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
-    changes=PRODUCT_CHANGES,
+    changes={**PRODUCT_CHANGES, "codes-half_a_copy": _half_a_copy},
     contract=CONTRACT,
     sources=("nvfp4_gemm",),
     host=("refmoe.cuda.nvfp4_gemm",),
