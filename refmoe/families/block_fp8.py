@@ -472,7 +472,7 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", 2, k, layout="mn_major")
         yield _case("gaussian", 3, k, block="128x128", dtype="f32")
     yield _case("fingerprint", 65_600, 32, layout="mn_major")
-    yield _case("fingerprint", 4099, 32, layout="mn_major")  # many, and no multiple of anything
+    yield _case("fingerprint", 4099, 160, layout="mn_major")  # many, and no multiple of anything
     yield _case("fingerprint", 3, 64, rows_before=FAR_ROWS)  # pieces past 2^31
     yield _case("fingerprint", 5, 256, block="128x128", rows_before=FAR_ROWS // 4)
     yield _case("fingerprint", LOOPING_ROWS, 32)
