@@ -266,7 +266,7 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 2, 32, 32, 40, 32, "llama_cpp")  # as many choices as there may be
     # A bias of one product alone, and SiLU of tokens that the layer quantizes.
     yield _case("gaussian", 3, 96, 64, 4, 2, "llama_cpp", variant="silu", output="q8_1", bias="second")
-    yield _case("gaussian", 3, 96, 64, 4, 2, "dp4a", bias="second")
+    yield _case("gaussian", 3, 96, 64, 8, 2, "dp4a", bias="second", params="closed")
     yield _staying("gaussian", 3, 96, 64, 4, 2, bias="first")
     for path in PATH.words:  # factors of each expert, others for each product
         yield _case("gaussian", 2, 64, 32, 3, 2, path, global_scales="distinct")

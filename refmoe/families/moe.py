@@ -574,7 +574,7 @@ def _default() -> Iterator[Case]:
     # SiLU by the exact policy, on a rank that adds the bias of its own experts.
     yield _case("gaussian", 3, 64, 32, 4, 2, "fused", variant="silu", mode="floor", first_expert=4, ranks=2)
     yield _case("gaussian", 3, 64, 32, 4, 2, "ready", input_sf="128x4", first_expert=4, ranks=2)
-    yield _case("gaussian", 2, 64, 32, 128, 4, "fused", params="distinct")
+    yield _case("gaussian", 2, 64, 32, 128, 4, "fused", params="distinct", bias="first")
     yield _case("gaussian", 2, 32, 32, 40, 32, "fused")  # as many choices as there may be
     yield _case("gaussian", 3, 64, 32, 8, 2, "fused", entry="function", params="closed", bias="second")
     yield _case("gaussian", 5, 64, 96, 3, 2, "ready", mode="floor")
