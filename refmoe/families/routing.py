@@ -534,7 +534,6 @@ def _default() -> Iterator[Case]:
         yield _route("given", m, 8, 3, dtype="ids", routing="unset")
     yield _route("given", 7, 4, 2, dtype="ids", routing="unset", first_expert=4, ranks=2)
     yield _route("given", 5, 600, 3, dtype="ids")  # more experts than a CTA that sorts few has threads
-    yield _route("given", 40, 600, 2, dtype="ids")  # a CTA each
     yield _route("given", 1100, 8, 4, dtype="ids")  # more tokens than a CTA has threads
     yield _route("given", 8225, 5, 4, dtype="ids")  # more than the registers of a CTA hold, by 33
     for first in (0, 8):
