@@ -303,8 +303,8 @@ VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
 #: are infinite, and alphas so large that a subnormal gate counts. `specials` are a NaN or an infinity for alpha or for
 #: beta. `alpha`, `beta` and `limit` are that of `distinct` alone.
 GATE_PARAMS = word("params", "none", "distinct", "edges", "closed", "open", "specials", "alpha", "beta", "limit")
-#: Of a layer.
-PARAMS = word("params", "none", "distinct")
+#: Of a layer; `closed` are limits alone, of which every eighth is zero.
+PARAMS = word("params", "none", "distinct", "closed")
 #: No bias, ordinary numbers, or zeros of either sign and subnormal numbers.
 GATE_BIAS = word("bias", "none", "distinct", "tiny")
 
@@ -555,6 +555,7 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", LOOPING_ROWS, 32, 8)
     yield _case("gaussian", 2, 8224, 2, bias="distinct")  # a row wider than a CTA, by one block
     yield _case("gaussian", 3, 8224, 2, variant="silu")
+    yield _case("gaussian", 1, 16416, 1, bias="distinct")  # three rounds of a CTA
     for variant in VARIANT.words:
         # Such rows, two for each CTA; and CTAs whose few rows belong to several experts, some of which have none.
         yield _case("fingerprint", 66, 8224, 2, variant=variant, multiprocessors=1)

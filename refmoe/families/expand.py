@@ -454,6 +454,9 @@ def _default() -> Iterator[Case]:
         yield _case("exhaustive-element", 128, 2880, 8, 1, mode=mode, edge=edge)
     yield _case("fingerprint", LOOPING_ROWS, 32, 8, 2)
     yield _case("wide-range", 3, 8224, 8, 2)  # a row wider than a CTA, by one block
+    yield _case("wide-range", 1, 16416, 3, 1)  # three rounds of a CTA
+    for dtype in ("bf16", "fp16"):
+        yield _case("fingerprint", 2, 96, 40, 32, dtype=dtype)  # as many choices as there may be
     yield _case("wide-range", 66, 8224, 3, 1, multiprocessors=1)  # such rows, and more of them than CTAs
     # The last of four ranks, of which a token chooses more experts than each has.
     for output, fill in (("mxfp8", "fingerprint"), *_FILL_OF.items()):

@@ -20,7 +20,7 @@ from refmoe.families.extents import permutation, q8_1_rows, staged
 from refmoe.families.extents.traffic import integer_traffic
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, LaunchFailed, Outputs
 from refmoe.families.finalize import TokenSums
-from refmoe.families.gemm.epilogue import BIAS
+from refmoe.families.gemm.epilogue import LAYER_BIAS
 from refmoe.families.gemm.stages import Products
 from refmoe.families.moe import GLOBAL_SCALES, LAYER_FILLS, layer_inputs, layer_of, tokens_of
 from refmoe.families.q8_1 import BlockHalves, Int8Codes
@@ -263,6 +263,10 @@ def _default() -> Iterator[Case]:
     yield _staying("gaussian", 3, 96, 64, 4, 2, first_expert=4, ranks=2, routing="elsewhere")
     yield _staying("gaussian", 7, 96, 64, 4, 4, first_expert=4, ranks=3, variant="silu")
     yield _case("gaussian", 1, 2880, 2880, 1, 1, "dp4a")  # gpt-oss's matrices, of one expert
+    # A bias of one product alone, and SiLU of tokens that the layer quantizes.
+    yield _case("gaussian", 3, 96, 64, 4, 2, "llama_cpp", variant="silu", output="q8_1", bias="second")
+    yield _case("gaussian", 3, 96, 64, 8, 2, "dp4a", bias="second", params="closed")
+    yield _staying("gaussian", 3, 96, 64, 4, 2, bias="first")
     for path in PATH.words:  # factors of each expert, others for each product
         yield _case("gaussian", 2, 64, 32, 3, 2, path, global_scales="distinct")
     yield _staying("gaussian", 2, 96, 64, 3, 2, global_scales="distinct", bias="none", first_expert=3, ranks=2)
@@ -341,7 +345,7 @@ INTEGER_MOE = Family(
     dtypes=("bf16", "q8_1"),
     sizes="mknet",
     fills=LAYER_FILLS,
-    options=(PATH, OUTPUT, VARIANT, PARAMS, BIAS, GLOBAL_SCALES, ROUTING, *RANKS, SCHEDULES, POISON, WRONG),
+    options=(PATH, OUTPUT, VARIANT, PARAMS, LAYER_BIAS, GLOBAL_SCALES, ROUTING, *RANKS, SCHEDULES, POISON, WRONG),
     inputs=_inputs,
     expect=_expect,
     run=_run,

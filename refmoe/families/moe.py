@@ -39,7 +39,7 @@ from refmoe.families.family import (
     in_software,
 )
 from refmoe.families.finalize import TokenSums, doubt_sums
-from refmoe.families.gemm.epilogue import BIAS
+from refmoe.families.gemm.epilogue import LAYER_BIAS
 from refmoe.families.gemm.family import ASSUMPTION, MODEL
 from refmoe.families.gemm.stages import Products
 from refmoe.families.kept import Kept
@@ -212,7 +212,7 @@ def layer_inputs(case: Case) -> Inputs:
     if case.path == "ready":
         quantized = quantize_mxfp8(x, mode=case.mode, edge=case.edge)
         x, scales = quantized.codes, quantized.scales
-    biased, experts = case.bias == "distinct", np.arange(case.first_expert, case.first_expert + shape.e)
+    biased, experts = case.bias in ("distinct", "first"), np.arange(case.first_expert, case.first_expert + shape.e)
     own = case.params == "distinct"
     # Powers of two, by which the reference multiplies block scales: it has no global ones.
     shifts = np.array([1, -1, 0])
@@ -234,8 +234,13 @@ def layer_inputs(case: Case) -> Inputs:
         "down_bias": _down_bias(case) if not case.get("tp_rank", 0) else None,
         "swiglu_alpha": (1.702 - experts / 8 % 1.5).astype(np.float32) if own else None,
         "swiglu_beta": (1 + experts % 5 / 4).astype(np.float32) if own else None,
-        "swiglu_limit": (7 - experts % 6).astype(np.float32) if own else None,
+        "swiglu_limit": _limits(experts, case.params),
     }
+
+
+def _limits(experts: NDArray[np.int64], params: str) -> NDArray[np.float32] | None:
+    limits = {"distinct": 7 - experts % 6, "closed": np.where(experts % 8 == 0, 0, 7)}
+    return limits[params].astype(np.float32) if params in limits else None
 
 
 def _weights(draw: Draw, tokens: int, top_k: int) -> NDArray[np.float32]:
@@ -247,7 +252,7 @@ def _weights(draw: Draw, tokens: int, top_k: int) -> NDArray[np.float32]:
 def _down_bias(case: Case) -> NDArray[Any] | None:
     """The second product's bias, whether this rank adds it or not."""
     experts = np.arange(case.first_expert, case.first_expert + case.shape.e)
-    return _biases("down-bias", case.seed, experts, case.shape.k) if case.bias == "distinct" else None
+    return _biases("down-bias", case.seed, experts, case.shape.k) if case.bias in ("distinct", "second") else None
 
 
 def _biases(name: str, seed: int, experts: NDArray[np.int64], width: int) -> NDArray[Any]:
@@ -563,6 +568,14 @@ def _default() -> Iterator[Case]:
     for path in _PATHS:  # of gpt_oss a result is small only where the gate is, which the policy has made a zero
         yield _case(SMALL, 3, 64, 32, 3, 1, path, mode="floor", edge="flashinfer", variant="silu", bias="none")
     yield _case(SMALL, 3, 64, 32, 3, 1, "separate", bias="none")
+    # FP16 by another policy than the default.
+    options: dict[str, Any] = {"mode": "floor", "edge": "flashinfer", "variant": "silu", "bias": "none"}
+    yield _case("gaussian", 3, 64, 32, 3, 1, "fused", dtype="fp16", **options)
+    # SiLU by the exact policy, on a rank that adds the bias of its own experts.
+    yield _case("gaussian", 3, 64, 32, 4, 2, "fused", variant="silu", mode="floor", first_expert=4, ranks=2)
+    yield _case("gaussian", 3, 64, 32, 4, 2, "ready", input_sf="128x4", first_expert=4, ranks=2)
+    yield _case("gaussian", 2, 64, 32, 128, 4, "fused", params="distinct", bias="first")
+    yield _case("gaussian", 3, 64, 32, 8, 2, "fused", entry="function", params="closed", bias="second")
     yield _case("gaussian", 5, 64, 96, 3, 2, "ready", mode="floor")
     yield _case("gaussian", 6, 96, 64, 4, 4, "fused", first_expert=4, ranks=3)  # a rank in the middle
     # The last of three ranks: its first expert is not the number of its experts, of which a token chooses more. And the
@@ -578,7 +591,7 @@ def _default() -> Iterator[Case]:
         dtype = "fp16" if path != "ready" else "bf16"
         yield _case("gaussian", 5, 160, 96, 6, 3, path, dtype=dtype, global_scales="distinct", tp_rank=number_of)
     for edge, min_latency in (("flashinfer", "yes"), ("exact", "yes")):
-        options: dict[str, Any] = {
+        options = {
             "edge": edge,
             "min_latency": min_latency,
             "params": "distinct",
@@ -647,7 +660,7 @@ MOE = Family(
         MODE,
         EDGE,
         PARAMS,
-        BIAS,
+        LAYER_BIAS,
         INPUT_SF,
         GLOBAL_SCALES,
         _TP_RANK,

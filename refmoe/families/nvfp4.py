@@ -342,8 +342,10 @@ def _default() -> Iterator[Case]:
     for layout in ("linear", "128x4"):
         yield _case("fingerprint", LOOPING_ROWS, 16, layout=layout)
         yield _case("wide-range", 3, 8208, layout=layout)  # a row wider than a CTA, by one block
+        yield _case("fingerprint", 1, 16400, layout=layout)  # three rounds, and more groups than a byte counts
         yield _case("gaussian", 0, 2880, layout=layout)
         yield _case("wide-range", 66, 8208, layout=layout, multiprocessors=1)  # and more of them than CTAs
+    yield _case("fingerprint", 1, 16_464, dtype="fp16", layout="128x4")
     yield _case("fingerprint", 5, 64, layout="128x4", poison=0)  # the fill's default
 
 

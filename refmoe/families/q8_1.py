@@ -23,7 +23,7 @@ from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, l
 from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
-from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, called, wrong_calls
+from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, Change, called, huge, wrong_calls
 from refmoe.formats import FP16, Q8_1
 from refmoe.numbers_as_text import compared_text, number_text
 from refmoe.reference.q8_1 import VARIANTS, Q8Tensor, quantize_q8_1
@@ -363,6 +363,9 @@ def _full() -> Iterator[Case]:
         yield _case("fingerprint", 40, k)
 
 
+_CHANGES: Mapping[str, Change] = {"x-past_int32": lambda given: {"x": huge((MANY // 64, 64), given["x"])}}
+
+
 def _refuses() -> Iterator[Case]:
     yield from wrong_calls(
         _case("gaussian", 2, 64),
@@ -370,8 +373,9 @@ def _refuses() -> Iterator[Case]:
             "x-many_rows": f"x: found {MANY} rows",
             "x-giga_rows": f"x: found {MANY * 32} elements",
             "x-long_rows": "bytes of scale atoms",
+            "x-past_int32": f"x: found {MANY} elements",
         },
-        x=f"{ARRAY} flat narrow no_columns many_rows giga_rows long_rows",
+        x=f"{ARRAY} flat narrow no_columns many_rows giga_rows long_rows past_int32",
         variant="word",
         fill=BYTE,
     )
@@ -395,6 +399,7 @@ Q8_1_QUANTIZE = Family(
     extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
+    changes=_CHANGES,
     contract=Contract(
         inputs=("x",),
         outputs={"codes": "int8", "d": "float16", "s": "float16"},

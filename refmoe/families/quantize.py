@@ -518,6 +518,7 @@ def _default() -> Iterator[Case]:
         yield _case("wide-range", 3, 8224, layout=layout)  # a row wider than a CTA, by one block
     for layout in _LAYOUT.words:
         yield _case("gaussian", 0, 2880, layout=layout)
+        yield _case("wide-range", 1, 16416, layout=layout)  # a row wider than two rounds of a CTA
         # Rows wider than a CTA, more of them than there are CTAs: a CTA comes back to its first round of a row.
         yield _case("wide-range", 66, 8224, layout=layout, multiprocessors=1)
     yield _case("fingerprint", 5, 64, layout="128x4", poison=0)  # the fill's default

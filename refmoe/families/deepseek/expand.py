@@ -146,6 +146,8 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", LOOPING_ROWS, 128, 4, 1)
     yield _case("fingerprint", 3, 128, 40, 32)  # as many choices as there may be
     yield _case("fingerprint", 2, 8320, 4, 2)  # a row wider than a CTA, by one tile
+    for layout in LAYOUTS:
+        yield _case("fingerprint", 1, 16512, 4, 2, layout=layout)  # three rounds of a CTA
     yield _case("fingerprint", 66, 8320, 4, 1, multiprocessors=1)  # and more of them than CTAs
     for m in (3, 4, 5):
         yield _case("fingerprint", m, 4096 + 128 * (m - 4), 99, 5, routing="uniform")  # a CTA's elements, a tile beside

@@ -591,13 +591,13 @@ def _refuses() -> Iterator[Case]:
         "gate_up_scales": f"{ARRAY} short narrow",
         "down": f"{ARRAY} flat no_rows",
         "down_scales": f"{ARRAY} short narrow",
-        "layout": "word",
-        "fill": BYTE,
+        **{"layout": "word", "fill": BYTE},
     }
     names = {"shared[0]": "shared gate_up:", "shared[1]": "shared gate_up_scales:", "shared[3]": "shared down_scales:"}
     words = {f"shared__{at}": f"{ARRAY} short" for at in (0, 1, 3)}
     says = {f"{name}-{word}": said for name, said in names.items() for word in f"{ARRAY} short".split()}
     says |= {f"shared[2]-{word}": "shared" for word in ("dtype", "strided", "list", "rank")}
+    says["shared[2]-short"] = "shared down:"
     says |= {"x-narrow": "hidden: found 127", "x-no_columns": "hidden: found 0", "x-many_scales": "scales of all rows"}
     yield from wrong_calls(
         _case("gaussian", 3, 128, 128, 4, 2, groups=2, top_groups=1, first_expert=4, ranks=2),
@@ -605,7 +605,7 @@ def _refuses() -> Iterator[Case]:
         **{**weights, "x": f"{weights['x']} no_columns many_scales"},
         **words,
         shared="three",
-        shared__2="list dtype rank strided",
+        shared__2="list dtype rank strided short",
         logits=f"{ARRAY} flat of_fewer_tokens",
         topk_ids="beside_logits weights_beside_logits",
         first_expert="negative past_all",

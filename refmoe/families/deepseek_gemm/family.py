@@ -393,6 +393,8 @@ def _quick() -> Iterator[Case]:
     yield _case("wide-range", Shape(521, 256, n=128, e=3), rows="64-200-257", tile_m=256, **wgmma)
     yield _case("near", _SMALL, rows=_SMALL_ROWS, tile_m=8, refusal="needed one of 64, 128, 256", **wgmma)
     yield _case("near", _SMALL, rows=_SMALL_ROWS, tile_m=128, ctas=2, refusal="N a multiple of 256", **wgmma)
+    wide = Shape(5, 128, n=1152, e=2)
+    yield _case("near", wide, rows="2-3", tile_m=128, ctas=2, refusal="N a multiple of 256", **wgmma)
 
 
 def _touching(model: str, fills: Iterable[str]) -> Iterator[Case]:

@@ -22,8 +22,9 @@ BITS: dict[str, np.dtype[Any]] = {"bf16": np.dtype(np.uint16), "f32": np.dtype(n
 
 #: No factor; ordinary ones; 0, -0, negative, subnormal, so large that products overflow, infinite, and no number.
 ALPHA = word("alpha", "none", "distinct", "edges")
-#: Of a layer.
 BIAS = word("bias", "none", "distinct")
+#: Of a layer: none; of both products; of one of them.
+LAYER_BIAS = word("bias", "none", "distinct", "first", "second")
 #: Of a product: no bias; ordinary terms; zeros of either sign and subnormal numbers; a NaN, an infinity or the largest
 #: number for one in four of the ordinary terms.
 PRODUCT_BIAS = word("bias", "none", "distinct", "tiny", "specials")

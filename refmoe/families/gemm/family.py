@@ -328,6 +328,12 @@ def _edges() -> Iterator[Case]:
     for tile in _THREE_TILES:
         for rows in (tile.n - 1, tile.n):
             yield _case("one-hot-tokens", Shape(rows, 160, n=24, e=2), tile=str(tile), routing="same-experts")
+    for tile in TILES[:2]:  # tokens of one expert past an atom of their scales
+        yield _case("wide-range", Shape(136, 32, n=8, e=2), "bf16", tile=str(tile), routing="same-experts")
+    for tile in _THREE_TILES[1:]:  # past three
+        yield _case("wide-range", Shape(400, 32, n=8, e=2), "f32", tile=str(tile), routing="same-experts")
+    for dtype in OUTPUTS:  # subnormal sums, to which a term is added, without a factor
+        yield _case("scale-bytes", Shape(9, 96, n=24, e=3), dtype, bias="tiny")
     for n in (120, 128):  # a tile's weight rows, and a scale row less
         yield _case("one-hot-weights", Shape(3, 96, n=n, e=2), tile="128x8x128")
 

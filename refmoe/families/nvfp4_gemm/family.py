@@ -45,7 +45,7 @@ from refmoe.families.gemm.grouped import (
 )
 from refmoe.families.nvfp4_gemm.fills import BLOCK, FILLS, NAN_SCALE, PADDED_K, SCALE_SIGN, Bytes, Operands, Size
 from refmoe.families.vacuity import Limits
-from refmoe.families.wrong import WRONG, wrong_calls
+from refmoe.families.wrong import WRONG, Arguments, wrong_calls
 from refmoe.formats import E2M1, UE4M3
 from refmoe.reference.layout import unpack_fp4
 from refmoe.reference.nvfp4_gemm import MODEL, nvfp4_grouped_gemm, nvfp4_product_bounds
@@ -294,6 +294,12 @@ def _default() -> Iterator[Case]:
         yield _case("one-hot-tokens", Shape(5, 64, n=32, e=2), dtype, tile="128x128x256", rows_before=1 << 26)
     far: dict[str, Any] = {"alpha": "distinct", "bias": "distinct", "experts_before": 1 << 15, "tile": str(_SHALLOW)}
     yield _case("one-hot-weights", Shape(3, 256, n=512, e=2), routing="same-experts", **far)
+    # Bytes of the scales of tokens, and of weights, past 2^31.
+    yield _case("one-hot-tokens", Shape(5, 64, n=8, e=2), tile=str(_SHALLOW), rows_before=1 << 29)
+    yield _case("one-hot-weights", Shape(3, 2048, n=512, e=2), routing="same-experts", **far)
+    for tile in TILES[:2]:  # tokens of one expert past an atom of their scales
+        yield _case("wide-range", Shape(136, 64, n=8, e=2), "bf16", tile=str(tile), routing="same-experts")
+    yield _case("wide-range", Shape(400, 64, n=8, e=2), "f32", tile=str(_WIDE), routing="same-experts")  # past three
     # More steps of K than stages: the ring wraps, and its barriers go through several phases.
     for stages in (MIN_STAGES, max_stages(_SHALLOW, DEFAULT_ARCH)):
         yield _case("wide-range", Shape(2, 1440, n=16, e=2), tile=str(_SHALLOW), stages=stages)
@@ -351,9 +357,15 @@ def _full() -> Iterator[Case]:
     yield _case("real", Shape(9, 1536, n=24, e=4), "bf16", alpha="distinct", bias="distinct")
 
 
+def _half_a_copy(given: Arguments) -> Arguments:
+    """Rows of both sides that end in the middle of a copy of 16 bytes."""
+    return {name: np.ascontiguousarray(given[name][..., :-8]) for name in ("codes", "weights")}
+
+
 def _refuses() -> Iterator[Case]:
     base = _case("gaussian", Shape(m=5, k=64, n=16, e=3), alpha="distinct", bias="distinct")
-    yield from wrong_calls(base, SAYS_OF_PRODUCTS, **WRONG_PRODUCTS)
+    wrong = {**WRONG_PRODUCTS, "codes": f"{WRONG_PRODUCTS['codes']} half_a_copy"}
+    yield from wrong_calls(base, {**SAYS_OF_PRODUCTS, "codes-half_a_copy": "K a positive multiple of 32"}, **wrong)
 
 
 SM12X_NVFP4_GEMM = Family(
@@ -375,7 +387,7 @@ SM12X_NVFP4_GEMM = Family(
     extents=product_extents,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
-    changes=PRODUCT_CHANGES,
+    changes={**PRODUCT_CHANGES, "codes-half_a_copy": _half_a_copy},
     contract=CONTRACT,
     sources=("nvfp4_gemm",),
     host=("refmoe.cuda.nvfp4_gemm",),

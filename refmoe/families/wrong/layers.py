@@ -66,6 +66,12 @@ def _half_a_block(given: Arguments) -> Arguments:
     }
 
 
+def _longer_scales(given: Arguments) -> Arguments:
+    """Block scales of the second product with an atom too many."""
+    gate_up, one, down, other = given["quant_scales"]
+    return {"quant_scales": [gate_up, one, np.zeros(down.nbytes + 512, np.uint8), other]}
+
+
 def _second_limit(given: Arguments) -> Arguments:
     """A limit below 0 behind one of 0."""
     limit = given["swiglu_limit"].copy()
@@ -100,6 +106,10 @@ LAYER_CHANGES: Mapping[str, Change] = {
     "token_selected_experts-crowded": _crowded,
     "swiglu_limit-second": _second_limit,
     "swiglu_alpha-with_silu": lambda given: {"activation": "silu"},
+    "swiglu_beta-with_silu": lambda given: {"activation": "silu", "swiglu_alpha": None},
+    "swiglu_limit-with_silu": lambda given: {"activation": "silu", "swiglu_alpha": None, "swiglu_beta": None},
+    "fc2_expert_weights-turned": lambda given: {"fc2_expert_weights": np.zeros((4, 16, 64), np.uint8)},
+    "quant_scales[2]-longer": _longer_scales,
     "ep_size-many": lambda given: {"ep_size": 1 << 30},
     "input_sf-given": lambda given: {"input_sf": np.zeros((3, 2), np.uint8)},
     "input_sf-of_words": lambda given: {"input_sf": np.zeros(given["input_sf"].shape, np.int32)},
@@ -132,19 +142,19 @@ def wrong_layer_calls(base: AnyCase) -> Iterator[AnyCase]:
         token_selected_experts=f"{ARRAY} none flat short no_columns no_choices first_twice last_twice past_32 crowded",
         token_final_scales=f"{ARRAY} none short narrow",
         fc1_expert_weights=f"{ARRAY} flat no_rows no_middle narrow half_a_block",
-        fc2_expert_weights=f"{ARRAY} flat short narrow",
+        fc2_expert_weights=f"{ARRAY} flat short narrow turned",
         output_dtype="word number",
         quant_scales="none fewer more",
         quant_scales__0="list dtype strided none short",
         quant_scales__1=f"{ARRAY} short",
-        quant_scales__2="list dtype strided none short",
+        quant_scales__2="list dtype strided none short longer",
         quant_scales__3=f"{ARRAY} short",
         fc1_expert_biases=f"{ARRAY} short narrow tensor",
         fc2_expert_biases=f"{ARRAY} short narrow",
         input_sf="given",
         swiglu_alpha=f"{ARRAY} short with_silu",
-        swiglu_beta=f"{ARRAY} short",
-        swiglu_limit=f"{ARRAY} short negative nan second",
+        swiglu_beta=f"{ARRAY} short with_silu",
+        swiglu_limit=f"{ARRAY} short negative nan second with_silu",
         tp_size="zero flag text",
         tp_rank="negative flag text",
         ep_size="zero flag text many",
