@@ -103,7 +103,7 @@ class PageFunctions:
     """
 
     def __init__(self) -> None:
-        self._native = Native.of(_text, "pages", level=2)
+        self._native = Native.of(_text, "pages", level=2, briefly=True)
         number = ctypes.c_int64
         self.forget = ctypes.CFUNCTYPE(number, ctypes.c_void_p, number)(self._native.address("forget"))
 

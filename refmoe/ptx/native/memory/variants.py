@@ -50,7 +50,7 @@ class Variant(AccessForm):
 
 @cache
 def _compiled(variant: Variant) -> Native:
-    return Native.of(lambda: _text(variant), "memory", variant.name, level=2)
+    return Native.of(lambda: _text(variant), "memory", variant.name, level=2, briefly=True)
 
 
 def _text(variant: Variant) -> str:
