@@ -28,12 +28,14 @@ class Result:
 
     Attributes:
         type: of llvmlite.
+        bits_of: the value whose bits these are, in another type, or None.
     """
 
-    __slots__ = ("_reference", "type")
+    __slots__ = ("_reference", "bits_of", "type")
 
     def __init__(self, kind: Type, reference: str) -> None:
         self.type, self._reference = kind, reference
+        self.bits_of: Operand = None
 
     def get_reference(self) -> str:
         """How other instructions name it."""
@@ -200,7 +202,18 @@ class TextBuilder:
     trunc, zext, sext = _cast("trunc"), _cast("zext"), _cast("sext")
     fptrunc, fpext = _cast("fptrunc"), _cast("fpext")
     fptoui, fptosi, uitofp, sitofp = _cast("fptoui"), _cast("fptosi"), _cast("uitofp"), _cast("sitofp")
-    bitcast, inttoptr, ptrtoint = _cast("bitcast"), _cast("inttoptr"), _cast("ptrtoint")
+    inttoptr, ptrtoint = _cast("inttoptr"), _cast("ptrtoint")
+    _bitcast = _cast("bitcast")
+
+    def bitcast(self, value: Operand, kind: Type) -> Operand:
+        """The same bits in another type; there and back is no instruction."""
+        before = value.bits_of if isinstance(value, Result) else None
+        if before is not None and before.type == kind:
+            return before
+        result = self._bitcast(value, kind)
+        if result is not value:
+            result.bits_of = value
+        return result
 
     def not_(self, value: Operand) -> Result:
         """Every bit the other way."""
