@@ -53,7 +53,8 @@ class Room(Result):
 
     def __init__(self, kind: Type, reference: str) -> None:
         super().__init__(_POINTER, reference)
-        self._kind, self.align = kind, None
+        self._kind = kind
+        self.align: int | None = None
 
     def __str__(self) -> str:
         align = "" if self.align is None else f", align {self.align}"
@@ -280,9 +281,7 @@ class TextBuilder:
 
     def extract_value(self, whole: Operand, number: int) -> Result:
         """One part of a structure."""
-        return self.known(
-            f"extractvalue {whole.type} {whole.get_reference()}, {number}", whole.type.elements[number]
-        )
+        return self.known(f"extractvalue {whole.type} {whole.get_reference()}, {number}", whole.type.elements[number])
 
     def insert_value(self, whole: Operand, value: Operand, number: int) -> Result:
         """A structure with another part."""

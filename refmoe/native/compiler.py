@@ -42,7 +42,7 @@ class Native:
             level: of optimisation, 0 to 3.
             briefly: see `compiled`.
         """
-        name = key_of(*key, level=level)
+        name = key_of(*key, f"{briefly=}", level=level)
         code = kept.load(name)
         if code is None:
             code = compiled(build(), level, briefly)
