@@ -19,11 +19,11 @@ from llvmlite import ir
 _POINTER, _BIT, _WORD32 = ir.PointerType(), ir.IntType(1), ir.IntType(32)
 _RELATIONS = {">": "gt", "<": "lt", "==": "eq", "!=": "ne", ">=": "ge", "<=": "le"}
 Type = Any
-# Of the code: a `Result`, or a constant of llvmlite.
+# Of the code: a `LineResult`, or a constant of llvmlite.
 Operand = Any
 
 
-class Result:
+class LineResult:
     """What an instruction gives.
 
     Attributes:
@@ -42,7 +42,7 @@ class Result:
         return self._reference
 
 
-class Room(Result):
+class Room(LineResult):
     """Memory of the function's own.
 
     Attributes:
@@ -61,7 +61,7 @@ class Room(Result):
         return f"{self._reference} = alloca {self._kind}{align}"
 
 
-class Phi(Result):
+class Phi(LineResult):
     """A value that depends on the block that control comes from."""
 
     __slots__ = ("_incoming",)
@@ -70,7 +70,7 @@ class Phi(Result):
         super().__init__(kind, reference)
         self._incoming: list[str] = []
 
-    def add_incoming(self, value: Operand, block: Block) -> None:
+    def add_incoming(self, value: Operand, block: TextBlock) -> None:
         """Its value where control comes from a block."""
         self._incoming.append(f"[{value.get_reference()}, {block.get_reference()}]")
 
@@ -78,7 +78,7 @@ class Phi(Result):
         return f"{self._reference} = phi {self.type} {', '.join(self._incoming)}"
 
 
-class Block:
+class TextBlock:
     """A basic block.
 
     Attributes:
@@ -95,7 +95,7 @@ class Block:
         self.rooms: list[Room] = []
         self.instructions: list[str | Phi] = []
         self.is_terminated = False
-        self.known: dict[str, Result] = {}
+        self.known: dict[str, LineResult] = {}
 
     def get_reference(self) -> str:
         """How branches name it."""
@@ -119,12 +119,12 @@ def _truth(kind: Type) -> Type:
     return ir.VectorType(_BIT, kind.count) if isinstance(kind, ir.VectorType) else _BIT
 
 
-Binary = Callable[["TextBuilder", Operand, Operand], Result]
+Binary = Callable[["TextBuilder", Operand, Operand], LineResult]
 Cast = Callable[["TextBuilder", Operand, Type], Operand]
 
 
 def _binary(opcode: str) -> Binary:
-    def write(self: TextBuilder, left: Operand, right: Operand) -> Result:
+    def write(self: TextBuilder, left: Operand, right: Operand) -> LineResult:
         kind = _same(left, right)
         return self.known(f"{opcode} {kind} {left.get_reference()}, {right.get_reference()}", kind)
 
@@ -154,19 +154,19 @@ class TextBuilder:
 
     def __init__(self, function: Any, name: str = "entry") -> None:
         self._function, self._blocks, self._values = function, 0, 0
-        self.block = self._entry = Block(name)
+        self.block = self._entry = TextBlock(name)
         function.blocks.append(self.block)
 
     # What is written where
 
-    def append_basic_block(self, name: str = "b") -> Block:
+    def append_basic_block(self, name: str = "b") -> TextBlock:
         """A new block of the function; the current one stays."""
         self._blocks += 1
-        block = Block(f"{name}{self._blocks}")
+        block = TextBlock(f"{name}{self._blocks}")
         self._function.blocks.append(block)
         return block
 
-    def position_at_end(self, block: Block) -> None:
+    def position_at_end(self, block: TextBlock) -> None:
         """Go on in a block."""
         self.block = block
 
@@ -174,12 +174,12 @@ class TextBuilder:
         self._values += 1
         return f"%v{self._values}"
 
-    def known(self, text: str, kind: Type) -> Result:
+    def known(self, text: str, kind: Type) -> LineResult:
         """What an instruction without effects gives, by its text; written where the block does not have it yet."""
         block = self.block
         found = block.known.get(text)
         if found is None:
-            found = block.known[text] = Result(kind, self._new())
+            found = block.known[text] = LineResult(kind, self._new())
             block.instructions.append(f"{found.get_reference()} = {text}")
         return found
 
@@ -208,7 +208,7 @@ class TextBuilder:
 
     def bitcast(self, value: Operand, kind: Type) -> Operand:
         """The same bits in another type; there and back is no instruction."""
-        before = value.bits_of if isinstance(value, Result) else None
+        before = value.bits_of if isinstance(value, LineResult) else None
         if before is not None and before.type == kind:
             return before
         result = self._bitcast(value, kind)
@@ -216,44 +216,44 @@ class TextBuilder:
             result.bits_of = value
         return result
 
-    def not_(self, value: Operand) -> Result:
+    def not_(self, value: Operand) -> LineResult:
         """Every bit the other way."""
         kind = value.type
         ones = f"splat ({kind.element} -1)" if isinstance(kind, ir.VectorType) else "-1"
         return self.known(f"xor {kind} {value.get_reference()}, {ones}", kind)
 
-    def neg(self, value: Operand) -> Result:
+    def neg(self, value: Operand) -> LineResult:
         """The negative of integers."""
         return self.known(f"sub {value.type} zeroinitializer, {value.get_reference()}", value.type)
 
-    def fneg(self, value: Operand) -> Result:
+    def fneg(self, value: Operand) -> LineResult:
         """The other sign."""
         return self.known(f"fneg {value.type} {value.get_reference()}", value.type)
 
-    def icmp_signed(self, relation: str, left: Operand, right: Operand) -> Result:
+    def icmp_signed(self, relation: str, left: Operand, right: Operand) -> LineResult:
         """Compare integers with signs."""
         return self._compared("icmp", "s", relation, left, right)
 
-    def icmp_unsigned(self, relation: str, left: Operand, right: Operand) -> Result:
+    def icmp_unsigned(self, relation: str, left: Operand, right: Operand) -> LineResult:
         """Compare integers without signs."""
         return self._compared("icmp", "u", relation, left, right)
 
-    def fcmp_ordered(self, relation: str, left: Operand, right: Operand) -> Result:
+    def fcmp_ordered(self, relation: str, left: Operand, right: Operand) -> LineResult:
         """Compare floats; false for a NaN."""
         return self._compared("fcmp", "o", relation, left, right)
 
-    def fcmp_unordered(self, relation: str, left: Operand, right: Operand) -> Result:
+    def fcmp_unordered(self, relation: str, left: Operand, right: Operand) -> LineResult:
         """Compare floats; true for a NaN."""
         return self._compared("fcmp", "u", relation, left, right)
 
-    def _compared(self, opcode: str, prefix: str, relation: str, left: Operand, right: Operand) -> Result:
+    def _compared(self, opcode: str, prefix: str, relation: str, left: Operand, right: Operand) -> LineResult:
         kind, word = _same(left, right), _RELATIONS.get(relation, relation)
         if relation in _RELATIONS and (opcode == "fcmp" or relation not in ("==", "!=")):
             word = prefix + word
         text = f"{opcode} {word} {kind} {left.get_reference()}, {right.get_reference()}"
         return self.known(text, _truth(kind))
 
-    def select(self, condition: Operand, chosen: Operand, other: Operand) -> Result:
+    def select(self, condition: Operand, chosen: Operand, other: Operand) -> LineResult:
         """One of two values."""
         kind = _same(chosen, other)
         either = f"{kind} {chosen.get_reference()}, {kind} {other.get_reference()}"
@@ -261,29 +261,29 @@ class TextBuilder:
 
     # Parts of vectors and structures
 
-    def extract_element(self, vector: Operand, number: Operand) -> Result:
+    def extract_element(self, vector: Operand, number: Operand) -> LineResult:
         """One element of a vector."""
         place = f"{number.type} {number.get_reference()}"
         return self.known(f"extractelement {vector.type} {vector.get_reference()}, {place}", vector.type.element)
 
-    def insert_element(self, vector: Operand, value: Operand, number: Operand) -> Result:
+    def insert_element(self, vector: Operand, value: Operand, number: Operand) -> LineResult:
         """A vector with another element."""
         kind = vector.type
         given = f"{value.type} {value.get_reference()}, {number.type} {number.get_reference()}"
         return self.known(f"insertelement {kind} {vector.get_reference()}, {given}", kind)
 
-    def shuffle_vector(self, one: Operand, other: Operand, order: Operand) -> Result:
+    def shuffle_vector(self, one: Operand, other: Operand, order: Operand) -> LineResult:
         """Elements of two vectors, by constant numbers."""
         kind = _same(one, other)
         both = f"{kind} {one.get_reference()}, {kind} {other.get_reference()}"
         text = f"shufflevector {both}, {order.type} {order.get_reference()}"
         return self.known(text, ir.VectorType(kind.element, order.type.count))
 
-    def extract_value(self, whole: Operand, number: int) -> Result:
+    def extract_value(self, whole: Operand, number: int) -> LineResult:
         """One part of a structure."""
         return self.known(f"extractvalue {whole.type} {whole.get_reference()}, {number}", whole.type.elements[number])
 
-    def insert_value(self, whole: Operand, value: Operand, number: int) -> Result:
+    def insert_value(self, whole: Operand, value: Operand, number: int) -> LineResult:
         """A structure with another part."""
         given = f"{value.type} {value.get_reference()}, {number}"
         return self.known(f"insertvalue {whole.type} {whole.get_reference()}, {given}", whole.type)
@@ -296,14 +296,14 @@ class TextBuilder:
         self._entry.rooms.append(room)
         return room
 
-    def gep(self, base: Operand, indices: Sequence[Operand], *, source_etype: Type) -> Result:
+    def gep(self, base: Operand, indices: Sequence[Operand], *, source_etype: Type) -> LineResult:
         """The address of an element behind an address."""
         places = ", ".join(f"{each.type} {each.get_reference()}" for each in indices)
         return self.known(f"getelementptr {source_etype}, ptr {base.get_reference()}, {places}", _POINTER)
 
-    def load(self, place: Operand, *, typ: Type, align: int | None = None) -> Result:
+    def load(self, place: Operand, *, typ: Type, align: int | None = None) -> LineResult:
         """What lies at an address."""
-        result = Result(typ, self._new())
+        result = LineResult(typ, self._new())
         self._effect(f"{result.get_reference()} = load {typ}, ptr {place.get_reference()}{_aligned(align)}")
         return result
 
@@ -313,7 +313,7 @@ class TextBuilder:
 
     # Where control goes
 
-    def call(self, function: Any, arguments: Sequence[Operand], *, tail: str = "") -> Result:
+    def call(self, function: Any, arguments: Sequence[Operand], *, tail: str = "") -> LineResult:
         """Call a function, or what has its `function_type`; `tail` is LLVM's word for calls that end a function."""
         signature = function.function_type
         kinds = [each.type for each in arguments]
@@ -324,16 +324,16 @@ class TextBuilder:
         text = f"{tail} call {kind} {function.get_reference()}({given})".lstrip()
         if isinstance(kind, ir.VoidType):
             self._effect(text)
-            return Result(kind, "")
-        result = Result(kind, self._new())
+            return LineResult(kind, "")
+        result = LineResult(kind, self._new())
         self._effect(f"{result.get_reference()} = {text}")
         return result
 
-    def ctpop(self, value: Operand) -> Result:
+    def ctpop(self, value: Operand) -> LineResult:
         """How many bits of an integer are set."""
         return self.call(self._function.module.declare_intrinsic("llvm.ctpop", [value.type]), [value])
 
-    def cttz(self, value: Operand, nonzero: Operand) -> Result:
+    def cttz(self, value: Operand, nonzero: Operand) -> LineResult:
         """How many bits below the lowest one are not set; of 0 nothing, if `nonzero`."""
         kinds = [value.type, nonzero.type]
         function = self._function.module.declare_intrinsic("llvm.cttz", kinds)
@@ -353,11 +353,11 @@ class TextBuilder:
         """Return."""
         self._end("ret void")
 
-    def branch(self, target: Block) -> None:
+    def branch(self, target: TextBlock) -> None:
         """Go on in another block."""
         self._end(f"br label {target.get_reference()}")
 
-    def cbranch(self, condition: Operand, then: Block, other: Block, likely: bool | None = None) -> None:
+    def cbranch(self, condition: Operand, then: TextBlock, other: TextBlock, likely: bool | None = None) -> None:
         """Go on in one of two blocks; `likely` says whether that is mostly the first, or mostly the other."""
         weights = ""
         if likely is not None:
@@ -388,7 +388,7 @@ class TextBuilder:
         self.position_at_end(after)
 
     @contextmanager
-    def _inside(self, block: Block, after: Block) -> Iterator[None]:
+    def _inside(self, block: TextBlock, after: TextBlock) -> Iterator[None]:
         self.position_at_end(block)
         yield
         if not self.block.is_terminated:
