@@ -41,7 +41,7 @@ from refmoe.ptx.native.scalar import (
 )
 from refmoe.ptx.native.scalar import field as table_field
 from refmoe.ptx.native.suspicion import Looker
-from refmoe.ptx.native.template import Kind, Slot, Target, Template
+from refmoe.ptx.native.template import Kind, OwnNumber, Slot, Target, Template
 from refmoe.ptx.ops.lanes import BITS, LANES, LaneBuilder, Value, vector
 from refmoe.ptx.ops.table import exactness
 from refmoe.ptx.program.registers import CARRY, destinations_and_sources
@@ -254,12 +254,19 @@ class PieceWriter:
         if isinstance(operand, Immediate):
             literal = literal_bits(operand, kind)
             return lanes.constant(int(bool(literal)) if kind == "pred" else literal, BITS[kind])
+        if isinstance(operand, OwnNumber):
+            return self._own(Kind.NUMBER, (self.position, operand.operand, kind), BITS[kind])
         if isinstance(operand, Symbol):
             return lanes.resize(self._address_of(operand.name, operand.offset), BITS[kind])
         if isinstance(operand, Special):
             return lanes.resize(self._special(operand.name), BITS[kind])
         assert isinstance(operand, Register)
         return lanes.resize(self.values[operand.name], BITS[kind])
+
+    def _own(self, kind: Kind, of: object, bits: int) -> Value:
+        """A number of the table, in every lane."""
+        # Hosts are little-endian: the low bytes come first.
+        return exchange.splat(self.lanes, self.slot(kind, of, ir.IntType(bits)))
 
     def _guard(self, instruction: Instruction) -> Value | None:
         if instruction.guard is None:
@@ -475,10 +482,9 @@ class PieceWriter:
             return place, "local" if own else space
         value = self.values[base.name]
         # The offset is added in the register's own width.
-        moved = (
-            self.build_.add(value, self.lanes.constant(operand.offset, BITS[base.kind])) if operand.offset else value
-        )
-        return self.lanes.resize(moved, 64), space
+        if self.template.moved[self.position]:
+            value = self.build_.add(value, self._own(Kind.OFFSET, self.position, BITS[base.kind]))
+        return self.lanes.resize(value, 64), space
 
     def _pointer(self, variant: Variant | WarpMma) -> Value:
         """The address of a function."""
