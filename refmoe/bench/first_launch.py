@@ -1,7 +1,8 @@
 """How long the first launch of a kernel takes that nobody ran before: from its PTX text to its result.
 
 A text of so many lines is written for it, in the manner of a compiler: a new register for each value, branches around
-some of them, exchange through shared memory. Every measured process has an empty cache of its own.
+some of them, exchange through shared memory. Operations are drawn, so that its parts have no code in common. Every
+measured process has an empty cache of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,17 @@ ret;
 """
 
 Words = npt.NDArray[np.uint32]
+_DRAWN_OF_A_PART = 4
+_OPERATIONS: dict[str, Callable[[Words, Words], Words]] = {
+    "add.u32": np.add,
+    "sub.u32": np.subtract,
+    "mul.lo.u32": np.multiply,
+    "xor.b32": np.bitwise_xor,
+    "and.b32": np.bitwise_and,
+    "or.b32": np.bitwise_or,
+    "min.u32": np.minimum,
+    "max.u32": np.maximum,
+}
 
 
 class Writer:
@@ -75,6 +87,8 @@ class Writer:
 
     def __init__(self, data: Words) -> None:
         self.data, self.lines = data, list[str]()
+        # Kernels of other lengths have other data, and other parts.
+        self.rng = np.random.default_rng(data)
         self.value, self.sum = np.arange(_THREADS, dtype=np.uint32), np.ones(_THREADS, np.float32)
         self.register, self.value_register, self.sum_register, self.label = 8, 1, 1, 0
 
@@ -102,7 +116,17 @@ class Writer:
         product_of = self.value * np.uint32(factor) + found
         self.value = (product_of << np.uint32(7) | product_of >> np.uint32(25)) ^ found
         self.value_register = mixed
+        yield from self._drawn(found, word)
         yield from (self._branch, self._floats, self._exchange, self._floats)[part % 4]()
+
+    def _drawn(self, found: Words, word: int) -> Iterator[str]:
+        """Operations on the value and the word that was found, which is in register `word`."""
+        for number in self.rng.integers(len(_OPERATIONS), size=_DRAWN_OF_A_PART):
+            (name, operation), result = list(_OPERATIONS.items())[number], self._new()
+            operands = [(self.value, self.value_register), (found, word)]
+            (one, first), (other, second) = operands[:: 1 - 2 * int(self.rng.integers(2))]
+            yield f"{name} %r{result}, %r{first}, %r{second};"
+            self.value, self.value_register = operation(one, other), result
 
     def _branch(self) -> Iterator[str]:
         low, result, self.label = self._new(), self._new(), self.label + 1

@@ -33,18 +33,19 @@ class Native:
         self._engine.finalize_object()
 
     @classmethod
-    def of(cls, build: Callable[[], str], *key: str, level: int = LEVEL) -> Native:
+    def of(cls, build: Callable[[], str], *key: str, level: int = LEVEL, briefly: bool = False) -> Native:
         """The module that `build` writes, or what an earlier process compiled of it.
 
         Args:
             build: gives LLVM IR whose functions call nothing but intrinsics and pointers that they are given.
             key: all that the text depends on, but for the sources of refmoe.
             level: of optimisation, 0 to 3.
+            briefly: see `compiled`.
         """
-        name = key_of(*key, level=level)
+        name = key_of(*key, f"{briefly=}", level=level)
         code = kept.load(name)
         if code is None:
-            code = compiled(build(), level)
+            code = compiled(build(), level, briefly)
             kept.store(name, code)
         return cls(code, level)
 
@@ -58,8 +59,15 @@ def key_of(*parts: str, level: int) -> str:
     return kept.key_of(*parts, str(level), *_host(), llvmlite.__version__, str(llvm.llvm_version_info))
 
 
-def compiled(text: str, level: int = LEVEL) -> bytes:
-    """An object file of LLVM IR."""
+def compiled(text: str, level: int = LEVEL, briefly: bool = False) -> bytes:
+    """An object file of LLVM IR.
+
+    Args:
+        text: the module.
+        level: of optimisation, 0 to 3.
+        briefly: from level 2 on, variables become registers and no other pass runs. LLVM's own list of passes takes
+            longer than code generation, and code over whole vectors is no faster for it.
+    """
     module = llvm.parse_assembly(text)
     module.verify()
     machine = _emitter(level, *_host())
@@ -67,8 +75,16 @@ def compiled(text: str, level: int = LEVEL) -> bytes:
         # Below, code is as it was written: what builds it leaves little to improve, and passes cost as much time as
         # code generation itself.
         builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=level))
-        builder.getModulePassManager().run(module, builder)
+        passes = _few_passes() if briefly else builder.getModulePassManager()
+        passes.run(module, builder)
     return bytes(machine.emit_object(module))
+
+
+def _few_passes() -> Any:
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_simplify_cfg_pass()
+    return passes
 
 
 def has_feature(name: str) -> bool:

@@ -18,6 +18,8 @@ from typing import Any
 
 from llvmlite import ir
 
+from refmoe.native.builder import TextBuilder
+
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F32, F64, POINTER = ir.FloatType(), ir.DoubleType(), ir.PointerType()
 Type = Any
@@ -183,9 +185,7 @@ class Variable:
 
     def __init__(self, code: Code, start: Value) -> None:
         self._code, self._type = code, start.type
-        # At the start of the function, so that no loop allocates.
-        with code.build.goto_entry_block():
-            self._place = code.build.alloca(start.type)
+        self._place = code.build.alloca(start.type)
         self.set(start)
 
     def get(self) -> Value:
@@ -202,7 +202,7 @@ class Code:
 
     Attributes:
         module: where it and the intrinsics that it calls are.
-        build: llvmlite's builder, at the place where the next instruction goes.
+        build: at the place where the next instruction goes.
         arguments: of the function.
     """
 
@@ -214,7 +214,7 @@ class Code:
         self.function = ir.Function(module, ir.FunctionType(result or ir.VoidType(), arguments), name)
         if inner:
             self.function.linkage = "internal"
-        self.build = ir.IRBuilder(self.function.append_basic_block("entry"))
+        self.build = TextBuilder(self.function)
         self.arguments = [Value(self, argument) for argument in self.function.args]
 
     def done(self, result: Value | None = None) -> None:
@@ -264,11 +264,8 @@ class Code:
 
     def space(self, size: int) -> Value:
         """So many bytes of the function's own, 64-byte aligned."""
-        with self.build.goto_entry_block():
-            place = self.build.alloca(ir.ArrayType(I8, size))
+        place = self.build.alloca(ir.ArrayType(I8, size))
         place.align = 64
-        # llvmlite still gives addresses the type of what lies there, and then stores nothing else.
-        place.type = POINTER
         return Value(self, place)
 
     def intrinsic(self, name: str, *operands: Value, result: Type = None) -> Value:

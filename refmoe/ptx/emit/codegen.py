@@ -7,7 +7,9 @@ through the frame and puts back those that it wrote; a native piece does that by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -47,6 +49,19 @@ from refmoe.ptx.text.parser import ParsedModule
 from refmoe.ptx.text.syntax import Function, Immediate, Instruction, Label, Not, Register
 
 
+@contextmanager
+def _without_looking_for_garbage() -> Iterator[None]:
+    """What is made inside refers to itself nowhere, and there are so many objects of it that the search takes long."""
+    looked = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if looked:
+            gc.enable()
+
+
+@_without_looking_for_garbage()
 def compile_entry(
     module: ParsedModule, name: str, read: Callable[[], Function], strict: bool, view: View = PLAIN
 ) -> Code:

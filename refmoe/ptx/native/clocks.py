@@ -28,7 +28,7 @@ _TOGETHER_SHIFT = 3
 @cache
 def _function() -> tuple[Native, Any]:
     """The module, which has to live on, and its function."""
-    native = Native.of(_text, "clocks", level=2)
+    native = Native.of(_text, "clocks", level=2, briefly=True)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     call = ctypes.CFUNCTYPE(None, pointer, number, pointer, pointer, number, pointer, number, number)
     return native, call(native.address("raise_rows"))

@@ -30,7 +30,7 @@ class CopyFunctions:
     """The functions of the module, called with addresses."""
 
     def __init__(self) -> None:
-        self._native = Native.of(_text, "copies", level=2)
+        self._native = Native.of(_text, "copies", level=2, briefly=True)
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self.poison = ctypes.CFUNCTYPE(None, *[pointer] * 3, *[number] * 2)(self._native.address("poison"))
         land = ctypes.CFUNCTYPE(ctypes.c_int32, *[pointer] * 6, *[number] * 3)

@@ -7,6 +7,7 @@ specification is `refmoe.ptx.engine.warp`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -17,14 +18,20 @@ from refmoe.ptx.state.spaces import OWNER_SHIFT
 from refmoe.ptx.text.syntax import Immediate, Instruction
 
 _NUMBERS = ir.Constant(vector(32), list(range(LANES)))
+_FIRST, _FIRST_EVERYWHERE = ir.Constant(WARP_MASK, 0), ir.Constant(vector(32), None)
 
 
 def splat(lanes: LaneBuilder, value: Value) -> Value:
     """A scalar in every lane."""
-    bits = value.type.width
-    undefined = ir.Constant(vector(bits), ir.Undefined)
-    one = lanes.build.insert_element(undefined, value, ir.Constant(WARP_MASK, 0))
-    return lanes.build.shuffle_vector(one, undefined, ir.Constant(vector(32), [0] * LANES))
+    undefined = _undefined(value.type.width)
+    one = lanes.build.insert_element(undefined, value, _FIRST)
+    return lanes.build.shuffle_vector(one, undefined, _FIRST_EVERYWHERE)
+
+
+@cache
+def _undefined(bits: int) -> Value:
+    # Constants belong to no module: their text is made once.
+    return ir.Constant(vector(bits), ir.Undefined)
 
 
 def owned(lanes: LaneBuilder, owners: Value) -> Value:

@@ -6,7 +6,7 @@ import hashlib
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,13 +18,14 @@ from refmoe.ptx.native.context import FIELD_BYTES, starts
 from refmoe.ptx.native.memory import Variant
 from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.native.scalar import PLACE_SHIFT
-from refmoe.ptx.native.template import Instance, Kind, Slot, Templates
+from refmoe.ptx.native.template import Instance, Kind, Slot, Templates, offset_of
 from refmoe.ptx.ops.lanes import LANES
 from refmoe.ptx.program.blocks import Program
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.program.pieces import Homes
 from refmoe.ptx.program.unwritten import UnwrittenReads, instructions_of
-from refmoe.ptx.text.syntax import Instruction
+from refmoe.ptx.text.literals import literal_bits
+from refmoe.ptx.text.syntax import Immediate, Instruction, Operand
 
 # Bytes of a lane's value of a predefined register, whatever its kind.
 _SPECIAL_BYTES = 4
@@ -193,7 +194,12 @@ class _Tables:
         if isinstance(of, Variant | WarpMma):
             image.functions.append((len(image.words), of))
             return 0
+        if slot.kind is Kind.NUMBER:
+            number, operand, kind = cast("tuple[int, int, str]", of)
+            return _number_bits(piece.instructions[number].operands[operand], kind)
         assert isinstance(of, int)
+        if slot.kind is Kind.OFFSET:
+            return offset_of(piece.instructions[of])
         if slot.kind in (Kind.TARGET, Kind.TARGET_TABLE):
             target = self._program.blocks[piece.block].terminator.targets[of]
             image.targets.append((len(image.words), slot.kind, target))
@@ -206,6 +212,12 @@ class _Tables:
         if slot.kind is Kind.SUSPECT:
             image.suspects.add(len(image.sites) - 1)
         return len(image.sites) - 1
+
+
+def _number_bits(operand: Operand, kind: str) -> int:
+    """What an operand that is a number is in a register, as an integer with a sign of 64 bits."""
+    assert isinstance(operand, Immediate)
+    return ((literal_bits(operand, kind) + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
 def _number(names: list[str], name: str) -> int:

@@ -131,7 +131,7 @@ class WarpMma:
 
 @cache
 def _compiled(form: WarpMma) -> tuple[Native, Any]:
-    native = Native.of(lambda: _module(form), "mma", repr(form), level=2)
+    native = Native.of(lambda: _module(form), "mma", repr(form), level=2, briefly=True)
     return native, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(native.address("mma_warps"))
 
 

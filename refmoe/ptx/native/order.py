@@ -56,7 +56,7 @@ class OrderFunctions:
     """The functions of the module, called with addresses."""
 
     def __init__(self) -> None:
-        self._native = Native.of(_text, "order", level=2)
+        self._native = Native.of(_text, "order", level=2, briefly=True)
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         call = ctypes.CFUNCTYPE(ctypes.c_int32, pointer, pointer, pointer, pointer, number, number, number)
         self.reads = call(self._native.address("reads"))

@@ -10,6 +10,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from refmoe.native.builder import TextBuilder
 from refmoe.ptx.ops.lanes import LaneBuilder, Lowering, Value
 
 # Instructions from which on a form is called.
@@ -63,6 +64,6 @@ class Outlined:
 
     def _write(self, form: Lowering, function: Any, module: Any) -> tuple[Any, list[Value]]:
         """A form as the body of a function, without its end: the builder, and what it gives."""
-        build = ir.IRBuilder(function.append_basic_block("entry"))
+        build = TextBuilder(function)
         mask = ir.Constant(ir.VectorType(ir.IntType(1), 32), [True] * 32)
         return build, list(form(LaneBuilder(module, build, mask), list(function.args)))

@@ -11,6 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from refmoe.native.builder import TextBuilder
 from refmoe.native.compiler import Native
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.native.scalar import POINTER, WORD, at, column_bit, counted, field, word
@@ -27,7 +28,7 @@ def _function(module: Any, name: str) -> tuple[Any, Any, Value, Value]:
     function.linkage = "internal"
     for attribute in ("noinline", "cold"):
         function.attributes.add(attribute)
-    return function, ir.IRBuilder(function.append_basic_block("entry")), *function.args
+    return function, TextBuilder(function), *function.args
 
 
 def _word(build: Any, base: Value, index: Value) -> Value:
@@ -103,7 +104,7 @@ class PageFunctions:
     """
 
     def __init__(self) -> None:
-        self._native = Native.of(_text, "pages", level=2)
+        self._native = Native.of(_text, "pages", level=2, briefly=True)
         number = ctypes.c_int64
         self.forget = ctypes.CFUNCTYPE(number, ctypes.c_void_p, number)(self._native.address("forget"))
 
@@ -118,7 +119,7 @@ def _text() -> str:
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(WORD, [POINTER, WORD]), "forget")
     row, pages = function.args
-    build = ir.IRBuilder(function.append_basic_block())
+    build = TextBuilder(function)
     byte, bit = ir.IntType(8), ir.IntType(1)
     signature = ir.FunctionType(ir.VoidType(), [POINTER, byte, WORD, bit])
     fill = ir.Function(module, signature, "llvm.memset.p0.i64")

@@ -13,11 +13,12 @@ next block neither accesses memory that others see nor waits for other lanes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from llvmlite import ir
 
+from refmoe.native.builder import TextBuilder
 from refmoe.ptx import isa
 from refmoe.ptx.native import exchange, matrix, memory
 from refmoe.ptx.native.bounds import either, leaves
@@ -40,7 +41,7 @@ from refmoe.ptx.native.scalar import (
 )
 from refmoe.ptx.native.scalar import field as table_field
 from refmoe.ptx.native.suspicion import Looker
-from refmoe.ptx.native.template import Kind, Slot, Target, Template
+from refmoe.ptx.native.template import Kind, OwnNumber, Slot, Target, Template
 from refmoe.ptx.ops.lanes import BITS, LANES, LaneBuilder, Value, vector
 from refmoe.ptx.ops.table import exactness
 from refmoe.ptx.program.registers import CARRY, destinations_and_sources
@@ -91,22 +92,41 @@ class PieceWriter:
         self.slots: dict[Slot, int] = {}
         # The instruction that is being written, by its number in the piece.
         self.position = 0
-        build = ir.IRBuilder(function.append_basic_block("entry"))
+        build = TextBuilder(function)
         self.build_ = build
-        self.scratch = room(build, ir.ArrayType(BYTE, LANES * 32))
-        self.places = room(build, vector(64))
-        self.status = room(build, WARP_MASK)
-        # Registers of A, B and C of a product, at most 4 + 2 + 4.
-        self.fragments = room(build, ir.ArrayType(BYTE, 4 * LANES * 10))
-        registers = build.inttoptr(table_field(build, self.context, Context.REGISTERS), POINTER)
+        registers = table_field(build, self.context, Context.REGISTERS, POINTER)
         warp_bytes = table_field(build, self.context, Context.WARP_BYTES)
-        self.failed = function.append_basic_block("failed")
-        ir.IRBuilder(self.failed).ret(word(FAILED))
+        entry, self.failed = build.block, build.append_basic_block("failed")
+        build.position_at_end(self.failed)
+        build.ret(word(FAILED))
+        build.position_at_end(entry)
         self.registers = at(build, registers, build.mul(self.warp, warp_bytes))
         self.mask = build.bitcast(self.bits, vector(1))
         self.lanes = LaneBuilder(library.module, build, self.mask)
         self.values: dict[str, Value] = {}
         self.suspicion = Looker(self)
+        # What was read of the table, by block and number.
+        self._read: dict[tuple[Any, int], Value] = {}
+
+    @cached_property
+    def scratch(self) -> Value:
+        """Where values of all lanes lie."""
+        return room(self.build_, ir.ArrayType(BYTE, LANES * 32))
+
+    @cached_property
+    def places(self) -> Value:
+        """Where addresses of all lanes lie."""
+        return room(self.build_, vector(64))
+
+    @cached_property
+    def status(self) -> Value:
+        """Where a call's answer lies."""
+        return room(self.build_, WARP_MASK)
+
+    @cached_property
+    def fragments(self) -> Value:
+        """Where registers of A, B and C of a product lie, at most 4 + 2 + 4."""
+        return room(self.build_, ir.ArrayType(BYTE, 4 * LANES * 10))
 
     def build(self) -> tuple[Slot, ...]:
         """All of it; returns what its table holds."""
@@ -127,10 +147,14 @@ class PieceWriter:
 
     # Its table
 
-    def slot(self, kind: Kind, of: object = None) -> Value:
-        """What a slot of the table holds, 64 bits."""
+    def slot(self, kind: Kind, of: object = None, typ: Any = WORD) -> Value:
+        """What a slot of the table holds, 64 bits or a pointer."""
         number = self.slots.setdefault(Slot(kind, of), len(self.slots))
-        return table_field(self.build_, self.table, number)
+        # In another block LLVM would have to keep it on the stack.
+        place = self.build_.block, number
+        if (held := self._read.get(place)) is None:
+            held = self._read[place] = table_field(self.build_, self.table, number, typ)
+        return held
 
     # The end of a whole block
 
@@ -178,8 +202,8 @@ class PieceWriter:
 
     def _jump(self, number: int) -> None:
         build = self.build_
-        function = build.inttoptr(self.slot(Kind.TARGET, number), POINTER)
-        table = build.inttoptr(self.slot(Kind.TARGET_TABLE, number), POINTER)
+        function = self.slot(Kind.TARGET, number, POINTER)
+        table = self.slot(Kind.TARGET_TABLE, number, POINTER)
         arguments = [self.context, self.warp, self.bits, table]
         build.ret(call_pointer(build, function, PIECE, arguments, tail="musttail"))
 
@@ -230,12 +254,19 @@ class PieceWriter:
         if isinstance(operand, Immediate):
             literal = literal_bits(operand, kind)
             return lanes.constant(int(bool(literal)) if kind == "pred" else literal, BITS[kind])
+        if isinstance(operand, OwnNumber):
+            return self._own(Kind.NUMBER, (self.position, operand.operand, kind), BITS[kind])
         if isinstance(operand, Symbol):
             return lanes.resize(self._address_of(operand.name, operand.offset), BITS[kind])
         if isinstance(operand, Special):
             return lanes.resize(self._special(operand.name), BITS[kind])
         assert isinstance(operand, Register)
         return lanes.resize(self.values[operand.name], BITS[kind])
+
+    def _own(self, kind: Kind, of: object, bits: int) -> Value:
+        """A number of the table, in every lane."""
+        # Hosts are little-endian: the low bytes come first.
+        return exchange.splat(self.lanes, self.slot(kind, of, ir.IntType(bits)))
 
     def _guard(self, instruction: Instruction) -> Value | None:
         if instruction.guard is None:
@@ -262,7 +293,7 @@ class PieceWriter:
         build, known = self.build_, self.template.where(name).address
         if known is not None:
             return self.lanes.constant(known + offset, 64)
-        table = build.inttoptr(table_field(build, self.context, Context.SYMBOLS), POINTER)
+        table = table_field(build, self.context, Context.SYMBOLS, POINTER)
         base = build.load(at(build, table, self.slot(Kind.SYMBOL, name)), typ=WORD)
         return exchange.splat(self.lanes, build.add(base, word(offset)))
 
@@ -314,7 +345,7 @@ class PieceWriter:
         acting = self.mask if guard is None else build.and_(self.mask, guard)
         inexact = build.bitcast(build.and_(acting, build.not_(fine)), WARP_MASK)
         with build.if_then(build.icmp_unsigned("!=", inexact, ir.Constant(WARP_MASK, 0))):
-            table = build.inttoptr(table_field(build, self.context, Context.APPROXIMATE), POINTER)
+            table = table_field(build, self.context, Context.APPROXIMATE, POINTER)
             build.store(ir.Constant(BYTE, 1), at(build, table, self.slot(Kind.APPROXIMATE, self.position)))
 
     # Between lanes
@@ -381,7 +412,7 @@ class PieceWriter:
             )
             by_lane = build.icmp_unsigned("!=", table_field(build, self.context, Context.BY_LANE), word(0))
             alive = build.select(by_lane, exist, alive)
-            here = build.zext(build.bitcast(self.mask, WARP_MASK), WORD)
+            here = build.zext(self.bits, WORD)
             alike = build.load(build.gep(apart, [self.warp], source_etype=WORD), typ=WORD)
             # Lanes of several groups may run one instruction, each with the mask of its own group.
             absent = build.icmp_unsigned("!=", exchange.present(self.lanes, member), exchange.acting(self.lanes))
@@ -398,7 +429,7 @@ class PieceWriter:
                     build.store(build.add(now, word(1)), at(build, self.context, Context.NOW * FIELD_BYTES))
                 with otherwise:
                     build.store(member, self.scratch, align=32)
-                    self.python(build.bitcast(self.mask, WARP_MASK))
+                    self.python(self.bits)
 
     def _move_parts(self, instruction: Instruction) -> None:
         """`mov` of a vector into a register, or of a register into a vector."""
@@ -451,14 +482,13 @@ class PieceWriter:
             return place, "local" if own else space
         value = self.values[base.name]
         # The offset is added in the register's own width.
-        moved = (
-            self.build_.add(value, self.lanes.constant(operand.offset, BITS[base.kind])) if operand.offset else value
-        )
-        return self.lanes.resize(moved, 64), space
+        if self.template.moved[self.position]:
+            value = self.build_.add(value, self._own(Kind.OFFSET, self.position, BITS[base.kind]))
+        return self.lanes.resize(value, 64), space
 
     def _pointer(self, variant: Variant | WarpMma) -> Value:
         """The address of a function."""
-        return self.build_.inttoptr(self.slot(Kind.FUNCTION, variant), POINTER)
+        return self.slot(Kind.FUNCTION, variant, POINTER)
 
     def _next(self) -> Any:
         """A new block, for what comes after a condition."""
@@ -469,7 +499,7 @@ class PieceWriter:
         """The access of the lanes whose guard is on; Python does what the native function will not, or is beyond."""
         build = self.build_
         acting = self.mask if guard is None else build.and_(self.mask, guard)
-        bits = build.bitcast(acting, WARP_MASK)
+        bits = self.bits if guard is None else build.bitcast(acting, WARP_MASK)
         build.store(address, self.places, align=32)
         site, function = self.slot(Kind.SITE, self.position), self._pointer(variant)
         arguments = [self.context, self.warp, bits, self.places, self.scratch, site, function]
@@ -509,7 +539,7 @@ class PieceWriter:
             return call_pointer(build, self._pointer(variant), memory.SIGNATURE, arguments)
 
         registers = [] if loads else [self.value(each, "b32") for each in elements]
-        whole = build.icmp_unsigned("==", build.bitcast(self.mask, WARP_MASK), ir.Constant(WARP_MASK, 0xFFFFFFFF))
+        whole = build.icmp_unsigned("==", self.bits, ir.Constant(WARP_MASK, 0xFFFFFFFF))
         crooked = build.and_(address, self.lanes.constant(15, 64))
         used = matrix.numbers([lane < 8 * len(elements) for lane in range(LANES)], 1)
         wrong = build.and_(build.icmp_unsigned("!=", crooked, self.lanes.constant(0, 64)), used)
@@ -527,7 +557,7 @@ class PieceWriter:
             build.store(address, self.places, align=32)
             for number, register in enumerate(registers):
                 build.store(register, at(build, self.scratch, 4 * LANES * number), align=32)
-            self.python(build.bitcast(self.mask, WARP_MASK))
+            self.python(self.bits)
         if loads:
             loaded = [
                 build.load(at(build, self.scratch, 4 * LANES * number), typ=vector(32), align=32)
@@ -540,7 +570,7 @@ class PieceWriter:
         build = self.build_
         form = self.template.products[self.position]
         assert form is not None
-        bits = build.bitcast(self.mask, WARP_MASK)
+        bits = self.bits
         with build.if_then(build.icmp_unsigned("!=", bits, ir.Constant(WARP_MASK, 0xFFFFFFFF)), likely=False):
             self.python(bits)
         self._check_selectors(instruction, form)
@@ -593,7 +623,7 @@ class PieceWriter:
             for number, value in enumerate(held):
                 place = at(build, self.fragments, 4 * LANES * number)
                 build.store(lanes.resize(value, 32), place, align=32)
-            self.python(build.bitcast(self.mask, WARP_MASK), self.fragments)
+            self.python(self.bits, self.fragments)
 
     def _elements(self, operand: Operand) -> tuple[Operand, ...]:
         return operand.elements if isinstance(operand, Vector) else (operand,)
@@ -634,7 +664,7 @@ class PieceWriter:
     def _of_parameters(self, first: int, size: int) -> Value:
         """The element at a byte of the kernel's parameters, in every lane: all are initialised, and nobody writes."""
         build, kind = self.build_, ir.IntType(8 * size)
-        parameters = build.inttoptr(table_field(build, self.context, Context.PARAMETERS), POINTER)
+        parameters = table_field(build, self.context, Context.PARAMETERS, POINTER)
         element = build.load(at(build, parameters, first), typ=kind, align=size)
         return exchange.splat(self.lanes, element)
 

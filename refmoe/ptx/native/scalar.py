@@ -27,7 +27,9 @@ def word(value: int) -> Value:
 
 def at(build: Any, base: Value, offset: Value | int) -> Value:
     """The address `offset` bytes behind a pointer."""
-    return build.gep(base, [word(offset) if isinstance(offset, int) else offset], source_etype=BYTE)
+    if not isinstance(offset, int):
+        return build.gep(base, [offset], source_etype=BYTE)
+    return build.gep(base, [word(offset)], source_etype=BYTE) if offset else base
 
 
 def field(build: Any, table: Value, number: IntEnum | int, kind: Any = WORD) -> Value:
@@ -45,7 +47,6 @@ def room(build: Any, kind: Any) -> Value:
     """Memory of the function's own for a value of some type; vectors need 32 bytes of alignment."""
     held = build.alloca(kind)
     held.align = 64
-    held.type = POINTER
     return held
 
 

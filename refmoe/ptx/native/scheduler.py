@@ -66,7 +66,7 @@ class SchedulerFunctions:
     """The functions of the module, called with addresses."""
 
     def __init__(self) -> None:
-        self._native = Native.of(_text, "scheduler", level=2)
+        self._native = Native.of(_text, "scheduler", level=2, briefly=True)
         pointer, number, key = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
         self.advance = self._function("advance", number, pointer)
         self.advance_scheduled = self._function("advance_scheduled", number, pointer)

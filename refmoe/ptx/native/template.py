@@ -7,8 +7,9 @@ was changed, have most templates in common, and each is compiled once.
 
     add.s32 %r7, %r3, %r5;  st.shared.u32 [%r9+16], %r7;      add.s32 %r2, %r8, %r1;  st.shared.u32 [%r4+16], %r2;
 
-are both `add.s32 r0, r1, r2; st.shared.u32 [r3+16], r0`, with the homes of r1, r2 and r3, and of r0 if another piece
-reads it, in the table.
+are both `add.s32 r0, r1, r2; st.shared.u32 [r3+n], r0`, with the homes of r1, r2 and r3, of r0 if another piece reads
+it, and 16 in the table. Most numbers stand there: the parts of an unrolled loop differ in nothing else. Those that may
+make shorter code are the template's.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ from refmoe.ptx.program.pieces import Homes, Piece
 from refmoe.ptx.program.provenance import Bounds
 from refmoe.ptx.program.registers import CARRY
 from refmoe.ptx.program.unwritten import UnwrittenReads
-from refmoe.ptx.text.syntax import Instruction, Register, Symbol, mapped
+from refmoe.ptx.text.syntax import Address, Immediate, Instruction, Register, Symbol, mapped
+
+_ACCESSES = ("ld.", "st.", "ldmatrix.", "stmatrix.")
+# Instructions whose code is as long whatever number an operand is, and the last of the operands that may be one.
+_NUMBERED = {
+    "add": 2, "sub": 2, "mul": 2, "mad": 3, "and": 2, "or": 2, "xor": 2, "min": 2, "max": 2, "mov": 1, "setp": 2,
+    "selp": 2,
+}  # fmt: skip
+_NUMBERED_TYPES = frozenset(("b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64", "f32"))
 
 
 class Kind(Enum):
@@ -48,6 +57,10 @@ class Kind(Enum):
     """The number by which Python knows instruction `of` of the piece."""
     SUSPECT = auto()
     """The number by which Python knows a look at the registers that instruction `of` of the piece reads."""
+    NUMBER = auto()
+    """The bits of a number that is an operand; `of` is the instruction, the operand, and the kind of register."""
+    OFFSET = auto()
+    """What instruction `of` adds to the register in its address."""
     TARGET = auto()
     """The address of the code of the piece at target `of`."""
     TARGET_TABLE = auto()
@@ -59,6 +72,16 @@ class Slot(NamedTuple):
 
     kind: Kind
     of: object = None
+
+
+@dataclass(frozen=True)
+class OwnNumber(Symbol):
+    """A number of the piece, which its table has: the name says which operand it is."""
+
+    @property
+    def operand(self) -> int:
+        """Its place among the operands."""
+        return int(self.name)
 
 
 @dataclass(frozen=True)
@@ -101,6 +124,7 @@ class Template:
         variables: where those lie that it names, by number.
         parameter_bytes: of the kernel, if it names a parameter.
         bounds: of each instruction, the part of shared memory in which its address has to stay, or None.
+        moved: of each instruction, whether it has an address of a register and an offset, which the table has.
         products: of each instruction, the native code of a tensor-core instruction, or None.
         suspects: of each instruction, the branch included, the registers that it may read unwritten.
         targets: of a piece that is a whole block, where it may go on; else None.
@@ -114,6 +138,7 @@ class Template:
     variables: tuple[Where, ...]
     parameter_bytes: int
     bounds: tuple[Bounds | None, ...]
+    moved: tuple[bool, ...]
     products: tuple[WarpMma | None, ...]
     suspects: tuple[tuple[str, ...], ...]
     targets: tuple[Target, ...] | None
@@ -181,7 +206,7 @@ class Templates:
     def of(self, piece: Piece) -> Instance:
         """A native piece as a template."""
         names = _Names()
-        instructions = tuple(map(names.renamed, piece.instructions))
+        instructions = tuple(_without_numbers(names.renamed(each)) for each in piece.instructions)
         branch = None if piece.branch is None else names.renamed(piece.branch)
         whole = (*piece.instructions, *(() if piece.branch is None else (piece.branch,)))
         begin = sum(len(each.instructions) for each in self._homes.pieces[piece.block][: piece.number])
@@ -202,6 +227,7 @@ class Templates:
             variables,
             self._layout.parameter_bytes if any(each.parameter is not None for each in variables) else 0,
             tuple(map(self._bounds, piece.instructions)),
+            tuple(offset_of(each) != 0 for each in piece.instructions),
             tuple(map(self._products.get, piece.instructions)),
             suspects,
             *self._end(self._program.blocks[piece.block]),
@@ -261,6 +287,41 @@ class _Names:
         if isinstance(operand, Register):
             return self.changed_register(operand)
         return Symbol(f"v{self.variables.setdefault(operand.name, len(self.variables))}", operand.offset)
+
+
+def offset_of(instruction: Instruction) -> int:
+    """What an access of memory adds to the register in its address; 0 if there is none."""
+    if instruction.opcode.startswith(_ACCESSES):
+        for operand in instruction.operands:
+            if isinstance(operand, Address) and isinstance(operand.base, Register):
+                return operand.offset
+    return 0
+
+
+def _without_numbers(instruction: Instruction) -> Instruction:
+    """An instruction of a template without the numbers that the table has."""
+    stem, *modifiers = instruction.opcode.split(".")
+    operands = instruction.operands
+    if offset_of(instruction):
+        without = tuple(replace(each, offset=0) if isinstance(each, Address) else each for each in operands)
+        return replace(instruction, operands=without)
+    last = _NUMBERED.get(stem)
+    if last is None or modifiers[-1] not in _NUMBERED_TYPES:
+        return instruction
+    own = {
+        place: OwnNumber(str(place))
+        for place, each in enumerate(operands[1 : last + 1], 1)
+        if isinstance(each, Immediate) and not _shortens(stem, each)
+    }
+    if not own:
+        return instruction
+    return replace(instruction, operands=tuple(own.get(place, each) for place, each in enumerate(operands)))
+
+
+def _shortens(stem: str, number: Immediate) -> bool:
+    """Whether LLVM makes shorter code of an instruction if it knows this number."""
+    value = number.value
+    return number.form == "int" and (value in (-1, 0, 1) or (stem in ("mul", "mad") and value & (value - 1) == 0))
 
 
 def _is_quiet(block: Block) -> bool:

@@ -21,6 +21,10 @@ SINGLE = ir.VectorType(ir.FloatType(), LANES)
 
 def is_nan(lanes: LaneBuilder, bits: Value, format: Float) -> Value:
     """Lanes that hold a NaN."""
+    if format.bits >= 32 and lanes.known(bits) is None:
+        number = lanes.float_of(bits)
+        return lanes.build.fcmp_unordered("uno", number, number)
+    # Formats that LLVM is not trusted with, see above.
     magnitude = lanes.build.and_(bits, lanes.constant(format.sign - 1, format.bits))
     return lanes.build.icmp_unsigned(">", magnitude, lanes.constant(format.infinity, format.bits))
 

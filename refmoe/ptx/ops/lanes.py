@@ -21,6 +21,8 @@ BITS = {"pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64, "b128": 128}
 
 Value = Any
 _FLOATS: dict[int, Any] = {16: ir.HalfType(), 32: ir.FloatType(), 64: ir.DoubleType()}
+_FLOAT_VECTORS = {bits: ir.VectorType(kind, LANES) for bits, kind in _FLOATS.items()}
+_WIDTHS = {str(kind): bits for bits, kind in _FLOATS.items()}
 
 
 class _Splat(ir.Constant):  # type: ignore[misc]
@@ -96,18 +98,19 @@ class LaneBuilder:
     def float_of(self, value: Value) -> Value:
         """Bit patterns of 16, 32 or 64 bits as floats of that width."""
         bits = value.type.element.width
-        return self.build.bitcast(value, ir.VectorType(_FLOATS[bits], LANES))
+        return self.build.bitcast(value, _FLOAT_VECTORS[bits])
 
     def bits_of(self, value: Value) -> Value:
         """Floats as bit patterns."""
-        width = {str(kind): bits for bits, kind in _FLOATS.items()}[str(value.type.element)]
-        return self.build.bitcast(value, vector(width))
+        return self.build.bitcast(value, vector(_WIDTHS[str(value.type.element)]))
 
     def resize(self, value: Value, bits: int, signed: bool = False) -> Value:
         """Integers in fewer bits (the low ones) or in more, extended by zeros or by the sign."""
         have = value.type.element.width
         if have == bits:
             return value
+        if (known := self.known(value)) is not None:
+            return self.constant(known - (known >> (have - 1) << have) if signed else known, bits)
         if have > bits:
             return self.build.trunc(value, vector(bits))
         return (self.build.sext if signed else self.build.zext)(value, vector(bits))

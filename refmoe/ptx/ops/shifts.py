@@ -7,24 +7,23 @@ nothing but the shift for the two together.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from refmoe.ptx.ops.lanes import LaneBuilder, Value
 
 
 def left(lanes: LaneBuilder, value: Value, amount: Value) -> Value:
     """Shifted up; 0 by the width and more. The amount is an unsigned register of any width."""
-    bits = value.type.element.width
-    moved = lanes.build.shl(value, lanes.resize(amount, bits))
-    return lanes.build.select(_within(lanes, amount, bits), moved, lanes.constant(0, bits))
+    return _shifted(lanes, lanes.build.shl, value, amount)
 
 
 def right(lanes: LaneBuilder, value: Value, amount: Value, signed: bool = False) -> Value:
     """Shifted down and filled with zeros, or with the sign."""
-    bits = value.type.element.width
     if signed:
+        bits = value.type.element.width
         amount = lanes.intrinsic("umin", amount, lanes.constant(bits - 1, amount.type.element.width))
         return lanes.build.ashr(value, lanes.resize(amount, bits))
-    moved = lanes.build.lshr(value, lanes.resize(amount, bits))
-    return lanes.build.select(_within(lanes, amount, bits), moved, lanes.constant(0, bits))
+    return _shifted(lanes, lanes.build.lshr, value, amount)
 
 
 def ones(lanes: LaneBuilder, count: Value, bits: int) -> Value:
@@ -32,5 +31,10 @@ def ones(lanes: LaneBuilder, count: Value, bits: int) -> Value:
     return lanes.inverted(left(lanes, lanes.constant(-1, bits), count))
 
 
-def _within(lanes: LaneBuilder, amount: Value, bits: int) -> Value:
-    return lanes.build.icmp_unsigned("<", amount, lanes.constant(bits, amount.type.element.width))
+def _shifted(lanes: LaneBuilder, shift: Callable[[Value, Value], Value], value: Value, amount: Value) -> Value:
+    bits = value.type.element.width
+    if (known := lanes.known(amount)) is not None:
+        # Of most shifts the amount stands in the text.
+        return shift(value, lanes.constant(known, bits)) if known < bits else lanes.constant(0, bits)
+    inside = lanes.build.icmp_unsigned("<", amount, lanes.constant(bits, amount.type.element.width))
+    return lanes.build.select(inside, shift(value, lanes.resize(amount, bits)), lanes.constant(0, bits))

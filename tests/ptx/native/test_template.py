@@ -74,6 +74,61 @@ def test_registers_are_found_by_the_kernel_s_own_table(compiled: list[int]) -> N
     assert len(compiled) == 1
 
 
+# What a lane has of a number, or of the float32 that it is.
+OF_NUMBERS: dict[str, Callable[[int, int], int]] = {
+    "mad.lo.u32 %r3, %r1, {n}, 7;": lambda lane, n: lane * n + 7,
+    "add.u32 %r3, %r1, {n};": lambda lane, n: lane + n,
+    "mul.lo.u32 %r3, %r1, {n};": lambda lane, n: lane * n,
+    "and.b32 %r3, %r1, {n}; xor.b32 %r3, %r3, {n};": lambda lane, n: (lane & n) ^ n,
+    "setp.lt.s32 %p1, %r1, {n}; selp.u32 %r3, {n}, 5, %p1;": lambda lane, n: n if lane < n else 5,
+    "min.s32 %r3, %r1, {n};": min,
+    "cvt.u64.u32 %d3, %r1; mad.wide.u32 %d3, %r1, {n}, %d3; cvt.u32.u64 %r3, %d3;": lambda lane, n: lane * n + lane,
+    "cvt.u64.u32 %d3, %r1; sub.s64 %d3, %d3, {n}; shr.u64 %d3, %d3, 20; cvt.u32.u64 %r3, %d3;": (
+        lambda lane, n: (lane - n) % 2**64 >> 20
+    ),
+    "mov.b32 %r4, 0f{f}; mul.f32 %r4, %r4, 0f{f}; add.f32 %r3, %r4, 0f{f};": (
+        lambda lane, n: int(np.float32(n * n + n).view(np.uint32))
+    ),
+}
+
+
+@pytest.mark.parametrize("body", OF_NUMBERS, ids=[each.split()[0] for each in OF_NUMBERS])
+def test_other_numbers_are_no_other_code(compiled: list[int], body: str) -> None:
+    for number in (3, 6, 100, -5):
+        bits = int(np.float32(number).view(np.uint32))
+        found = result(f"{body.format(n=number, f=f'{bits:08X}')} {STORE}")
+        assert found == [OF_NUMBERS[body](lane, number) % 2**32 for lane in range(4)], number
+    assert len(compiled) == 1
+
+
+def test_numbers_that_shorten_code_stay_in_it(compiled: list[int]) -> None:
+    for number in (0, 1, 4, 8):
+        assert result(f"mul.lo.u32 %r3, %r1, {number}; {STORE}") == [lane * number for lane in range(4)]
+    assert len(compiled) == 4
+    for number in (2, 9):
+        assert result(f"shl.b32 %r3, %r1, {number}; {STORE}") == [lane << number for lane in range(4)]
+    assert len(compiled) == 6
+
+
+@pytest.mark.parametrize("written", ["v2.u32 [%d2+{n}], {{%r3, %r3}};", "u32 [%d2+{n}], %r3;"])
+def test_other_offsets_are_no_other_code(compiled: list[int], written: str) -> None:
+    for offset in (8, 16, 40):
+        out, data = np.zeros(64, np.uint32), np.arange(100, 164, dtype=np.uint32)
+        store = f"st.global.{written.format(n=offset)}"
+        run(f"ld.global.u32 %r3, [%d1+{offset // 2}]; {store} ret;", out, data, block=(1, 1, 1))
+        expected = np.zeros(64, np.uint32)
+        expected[offset // 4 : offset // 4 + (2 if "v2" in written else 1)] = 100 + offset // 8
+        assert out.tolist() == expected.tolist()
+    assert len(compiled) == 1
+
+
+def test_blocks_that_differ_in_whether_an_address_has_an_offset() -> None:
+    for offset in (0, 8, 0):
+        out = np.zeros(4, np.uint32)
+        run(f"st.global.u32 [%d2{f'+{offset}' if offset else ''}], 7; ret;", out, block=(1, 1, 1))
+        assert np.flatnonzero(out).tolist() == [offset // 4]
+
+
 def test_variables_of_a_module_are_found_by_the_kernel_s_own_table() -> None:
     # In the second block `b` is the first variable of its template, and the second one of the entry.
     scope = ".global .u32 a = 40; .global .u32 b = 2;"

@@ -31,7 +31,7 @@ class AccessBody(OrderedLanes):
         if not variant.stores:
             for element in range(variant.count):
                 build.store(lanes.constant(0, variant.size * 8), self.element(element), align=32)
-        loop, done = (self.function.append_basic_block(name) for name in ("region", "done"))
+        loop, done = (build.append_basic_block(name) for name in ("region", "done"))
         before = build.block
         build.branch(loop)
         build.position_at_end(loop)

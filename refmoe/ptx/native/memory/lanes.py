@@ -7,6 +7,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from refmoe.native.builder import TextBuilder
 from refmoe.ptx.native.context import (
     FIRST_BUFFER_ROW,
     LOCAL_ROW,
@@ -83,7 +84,7 @@ class AccessLanes:
         self.rules, self.refine, self.keep = rules, refine, keep
         self.context, self.warp, self.mask, self.addresses, self.values = function.args
         self.function = function
-        build = self.build_ = ir.IRBuilder(function.append_basic_block("entry"))
+        build = self.build_ = TextBuilder(function)
         self.lanes = LaneBuilder(function.module, build, build.bitcast(self.mask, vector(1)))
         self.records, self.others, self.state = room(build, vector(64)), room(build, vector(64)), room(build, WORD)
 

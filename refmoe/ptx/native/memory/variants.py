@@ -8,6 +8,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from refmoe.native.builder import TextBuilder
 from refmoe.native.compiler import Native
 from refmoe.ptx.native.consecutive import Consecutive
 from refmoe.ptx.native.context import (
@@ -50,7 +51,7 @@ class Variant(AccessForm):
 
 @cache
 def _compiled(variant: Variant) -> Native:
-    return Native.of(lambda: _text(variant), "memory", variant.name, level=2)
+    return Native.of(lambda: _text(variant), "memory", variant.name, level=2, briefly=True)
 
 
 def _text(variant: Variant) -> str:
@@ -85,7 +86,7 @@ def access_function(module: Any) -> Any:
     function.linkage = "internal"
     function.attributes.add("noinline")
     context, warp, bits, places, values, site, native = function.args
-    build = ir.IRBuilder(function.append_basic_block())
+    build = TextBuilder(function)
     zero = ir.Constant(WARP_MASK, 0)
     with build.if_then(build.icmp_unsigned("==", bits, zero)):
         build.ret(zero)
@@ -98,6 +99,6 @@ def access_function(module: Any) -> Any:
 
 def call_slow(build: Any, context: Value, arguments: list[Value]) -> Value:
     """Call Python: (site, warp, mask, addresses, values) -> 0, or 1 if it raised."""
-    slow = build.inttoptr(field(build, context, Context.SLOW), POINTER)
+    slow = field(build, context, Context.SLOW, POINTER)
     signature = ir.FunctionType(WARP_MASK, [WORD, WORD, WARP_MASK, POINTER, POINTER])
     return call_pointer(build, slow, signature, arguments)
