@@ -151,9 +151,9 @@ class OrderedLanes(AccessLanes):
                 leave_if(build, build.icmp_unsigned("!=", found, ir.Constant(WARP_MASK, 0)), 1)
 
     def _known(self, record: Value, asked: Value, spread: Spread) -> Value:
-        """The elements of `asked` whose lanes know the whole warp of a record, the copies of its thread, or the barrier on
-        which its bulk copy completes: the most common records, all at once. What `is_ordered` says of the others is not
-        known here."""
+        """The elements of `asked` whose lanes know the whole warp of a record, the copies of its thread, or the barrier
+        on which its bulk copy completes: the most common records, all at once. What `is_ordered` says of the others is
+        not known here."""
         build, lanes = self.build_, self.lanes
         # A lane may have a row of its own.
         apart = build.inttoptr(field(build, self.context, Context.APART), POINTER)
