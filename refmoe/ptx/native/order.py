@@ -175,8 +175,7 @@ def _known(module: Any) -> Any:
         code.done_if(code.constant(I1, 1), reached(warps * (1 + _LANES) + thread))
     by_agent = agents.equals(_BULK) & _field(code, context, Context.BULK).differs(0)
     code.done_if(by_agent ^ True, no)
-    last = code.constant(I64, records.AGENTS - 1)
-    code.done(reached(warps * (1 + 2 * _LANES) + code.min(thread, last)))
+    code.done(reached(warps * (1 + 2 * _LANES) + thread))
     return code.function
 
 

@@ -17,6 +17,32 @@ KER NAME(ARGS) { __shared__ __align__(16) u32 t[10][4]; __shared__ u64 b[10]; if
     mb_wait(&b[8], 0); st_rlx(cnt + BID, 1); } if (TID == 0) { while (!ld_rlx(cnt + BID)) {} mb_wait(&b[⟨9¦8⟩], 0);
     out[BID] = t[8][1]; for (int i = 0; i < 10; i++) mb_wait(&b[i], 0); } }
 
+//# forty_barriers_of_a_warp finds=RaceError:write-read b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 t[40][4]; __shared__ u64 b[40]; if (TID == 0) { for (int i = 0; i < 40;
+    i++) { mb_init(&b[i], 1); mb_expect(&b[i], 16); bulk_load(t[i], in, 16, &b[i]); } } __syncwarp(); if (TID == 1) {
+    mb_wait(&b[38], 0); st_rlx(cnt, 1); } if (TID == 0) { while (!ld_rlx(cnt)) {} mb_wait(&b[⟨39¦38⟩], 0); out[0] =
+    t[38][1]; for (int i = 0; i < 40; i++) mb_wait(&b[i], 0); } }
+
+//# forty_barriers_of_a_warp_in_phases finds=RaceError:write-write b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 t[40][4]; __shared__ u64 full[40], empty[40]; if (TID == 0) for (int i =
+    0; i < 40; i++) { mb_init(&full[i], 1); mb_init(&empty[i], 1); } fence_async(); __syncwarp(); if (TID == 0) for (int
+    i = 0; i < 80; i++) { if (i >= 40⟨ && i != 60¦⟩) mb_wait(&empty[i - 40], 0); mb_expect(&full[i % 40], 16);
+    bulk_load(t[i % 40], in, 16, &full[i % 40]); } else if (TID == 1) { u32 a = 0; for (int i = 0; i < 80; i++) {
+    mb_wait(&full[i % 40], i / 40); a += t[i % 40][1]; mb_arrive(&empty[i % 40]); } out[0] = a; } }
+
+//# eighty_barriers_of_two_warps_of_a_cluster finds=RaceError:write-read b=32 g=2 cluster=2
+KER NAME(ARGS) { __shared__ __align__(16) u32 t[40][4]; __shared__ u64 b[40]; if (TID == 0) { for (int i = 0; i < 40;
+    i++) { mb_init(&b[i], 1); mb_expect(&b[i], 16); bulk_load(t[i], in, 16, &b[i]); } } __syncwarp(); if (TID == 1) {
+    mb_wait(&b[38], 0); st_rlx(cnt + BID, 1); } if (TID == 0) { while (!ld_rlx(cnt + BID)) {} mb_wait(&b[⟨39¦38⟩], 0);
+    out[BID] = t[38][1]; for (int i = 0; i < 40; i++) mb_wait(&b[i], 0); } }
+
+//# two_hundred_barriers_of_a_cluster finds=RaceError:write-read b=128 g=8 cluster=4
+KER NAME(ARGS) { __shared__ __align__(16) u32 t[50][4]; __shared__ u64 b[50]; __shared__ u32 flag; if (TID == 0) { flag =
+    0; for (int i = 0; i < 50; i++) mb_init(&b[i], 1); } __syncthreads(); if (TID == 0) for (int i = 0; i < 50; i++) {
+    mb_expect(&b[i], 16); bulk_load(t[i], in, 16, &b[i]); } if (TID == 32) { mb_wait(&b[48], 0); VOLATILE(flag) = 1; } if
+    (TID == 0) { while (!VOLATILE(flag)) {} mb_wait(&b[⟨49¦48⟩], 0); out[BID] = t[48][1]; for (int i = 0; i < 50; i++)
+    mb_wait(&b[i], 0); } __syncthreads(); }
+
 //# forty_chunks_by_fences finds=RaceError:write-read g=2 b=64
 KER NAME(ARGS) { for (int i = 0; i < 40; i++) { if (BID == 0) { out[64 * i + TID] = i; ⟨__threadfence_block();¦__threadfence();⟩
     __syncthreads(); if (TID == 0) VOLATILE(cnt[i]) = 1; } else { if (TID == 0) { while (!VOLATILE(cnt[i])) {}

@@ -175,12 +175,7 @@ class OrderedLanes(AccessLanes):
         column = build.lshr(thread, lanes.constant(5, 64))
         fine = build.icmp_unsigned("==", kind, lanes.constant(0, 64))
         behind_threads = build.add(thread, self.splat(build.mul(warps, word(1 + LANES))))
-        agent = build.select(
-            build.icmp_unsigned("<", thread, lanes.constant(records.AGENTS - 1, 64)),
-            thread,
-            lanes.constant(records.AGENTS - 1, 64),
-        )
-        behind_copies = build.add(agent, self.splat(build.mul(warps, word(1 + 2 * LANES))))
+        behind_copies = build.add(thread, self.splat(build.mul(warps, word(1 + 2 * LANES))))
         for flag, context, place in (
             (records.ASYNCHRONOUS, Context.BY_LANE, behind_threads),
             (records.BULK, Context.BULK, behind_copies),
