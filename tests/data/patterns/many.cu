@@ -132,6 +132,13 @@ KER NAME(ARGS) { __shared__ u32 n; if (TID == 0) { out[BID] = 1; ⟨¦__threadfe
     { do n = ld_rlx(cnt); while (n < 1200); __threadfence(); u32 a = 0; for (int i = 0; i < 1200; i++) a += out[i];
     out[2000] = a; } }
 
+//# a_thousand_releases_and_a_narrow_acquire finds=RaceError:write-read g=1200 b=96
+KER NAME(ARGS) { if (TID == 0) { out[BID] = 1; ⟨¦asm volatile("fence.acq_rel.gpu;" ::: "memory");⟩ asm volatile(
+    "red.relaxed.gpu.global.add.u32 [%0], 1;" :: "l"(cnt) : "memory"); } if (BID == 1199 && TID == 64) { while
+    (ld_rlx(cnt) < 1200) {} asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" :: "l"(cnt) : "memory"); } if (BID ==
+    1199 && TID == 32) { while (ld_rlx(cnt) < 1201) {} asm volatile("fence.acq_rel.cta;" ::: "memory"); out[2000] =
+    out[BID]; } }
+
 //# a_hundred_reducing_blocks finds=RaceError:write-read b=32 g=100
 KER NAME(ARGS) { __shared__ __align__(128) u32 t[32]; t[TID] = TID; fence_async(); __syncwarp(); if (TID == 0) { bulk_add(out, t,
     128); bulk_commit(); bulk_wait(); ⟨if (BID)¦⟩ { asm volatile("fence.proxy.async.global;" ::: "memory");
