@@ -65,7 +65,11 @@ def refuse_early_exit(
             place = int(index[bad]) + machine.first_cta * machine.shared.stride
             earlier = shadow.witness.earlier(machine.shared.name, place, record, "exit")
         known = None if agent or record & int(SEVERAL) else other
-        _refuse(machine, instruction, leaving, cta, byte, thread, what, earlier, known, None if agent else other)
+        # One that stands for several accesses has the step of the last of them, which others may have known to be over.
+        certain = not record & int(SEVERAL)
+        _refuse(
+            machine, instruction, leaving, cta, byte, thread, what, earlier, known, None if agent else other, certain
+        )
 
 
 def _refuse_arrival(
@@ -86,7 +90,7 @@ def _refuse_arrival(
 
 def _refuse(
     machine: Lanes, instruction: Instruction, leaving: Any, cta: int, byte: int, thread: int, what: str,
-    earlier: WrittenInstruction | None, other: Index3 | None, among: Index3 | None,
+    earlier: WrittenInstruction | None, other: Index3 | None, among: Index3 | None, certain: bool = True,
 ) -> None:  # fmt: skip
     """A CTA exits, and nothing orders `what` before that, by a thread of the launch at a byte of its shared memory."""
     lane = int(np.flatnonzero(leaving & (machine.lane_cta == cta))[-1])
@@ -101,7 +105,7 @@ def _refuse(
         other_block=machine.place_of_thread(thread)[0],
         other_thread=other,
         warning="",
-        certain=True,
+        certain=certain,
         among=among,
         earlier=earlier,
         **fields,
