@@ -18,7 +18,9 @@ from support.ptx_kernel import compile_cuda
 from refmoe import ptx
 
 FOLDER = Path(__file__).parents[2] / "data" / "patterns"
-FILES = ("grid", "block", "asynchronous", "idioms", "roles", "library", "order", "warpgroups", "many", "chains", "scopes")
+FILES = (
+    "grid", "block", "asynchronous", "idioms", "roles", "library", "order", "warpgroups", "many", "chains", "scopes",
+)  # fmt: skip
 _CHOICE = re.compile("⟨(.*?)¦(.*?)⟩", re.DOTALL)
 _FORMS = ("racy", "mended")
 
