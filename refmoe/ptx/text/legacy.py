@@ -1,8 +1,9 @@
 """Old spellings in today's: `membar.proxy`, and single precision as texts for the first chips have it.
 
-A text for `.target sm_10` to `sm_13` names no `.ftz`, no `.approx` and no rounding. On later chips its FP32 instructions
-flush subnormals, division and the functions are approximate, and `mad.f32` is `fma.rn.ftz.f32` (PTX ISA, the target
-notes of each instruction: "When JIT-compiled for SM 2.0 devices, mad.f32 is implemented as a fused multiply-add").
+A text for `.target sm_10` to `sm_13` names no `.ftz`, no `.approx` and no rounding. On later chips its FP32
+instructions flush subnormals, division and the functions are approximate, and `mad.f32` is `fma.rn.ftz.f32` (PTX ISA,
+the target notes of each instruction: "When JIT-compiled for SM 2.0 devices, mad.f32 is implemented as a fused
+multiply-add").
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from refmoe import ptx
 FOLDER = Path(__file__).parents[2] / "data" / "patterns"
 FILES = (
     "grid", "block", "asynchronous", "idioms", "roles", "library", "order", "warpgroups", "many", "chains", "scopes",
-    "queues",
+    "queues", "clusters",
 )  # fmt: skip
 _CHOICE = re.compile("⟨(.*?)¦(.*?)⟩", re.DOTALL)
 _FORMS = ("racy", "mended")
