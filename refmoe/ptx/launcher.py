@@ -526,7 +526,7 @@ def _run(
     if profile is None:
         # An observer may go on looking at what the launch had to know.
         state.put_back(None)
-    return Ran(arena, bound, tuple(state.printed), profile is not None), LaunchResult(
+    return Ran(arena, bound, tuple(state.printed), profile is not None, state.meetings), LaunchResult(
         state.lane_instructions,
         state.instructions,
         tuple((code.approximate[i].opcode, code.approximate[i].line) for i in sorted(state.approximate)),

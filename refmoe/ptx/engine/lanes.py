@@ -127,6 +127,8 @@ class LaunchState:
         refused: numbers of the clusters that have seen a request of theirs fail, to cancel another one's launch.
         exact: names of regions of which every access is kept, see `refmoe.ptx.engine.exact_races`.
         witness: who takes down all accesses of some regions, or None.
+        meetings: how often threads came to the barrier of their cluster, see `refmoe.ptx.engine.cluster.meetings`; None
+            where nobody has.
         previous: what is known of the grid before this one, see `refmoe.ptx.engine.previous_grid`, or None.
         map_reads: copies that go by tensor maps, see `refmoe.ptx.engine.bulk.map_reads`; None while there are none.
         objects: texture and surface objects by their handles.
@@ -162,6 +164,7 @@ class LaunchState:
     exact: frozenset[str] = frozenset()
     witness: RaceWitness | None = None
     agents: int = AGENTS
+    meetings: Any = None
     previous: Any = None
     map_reads: Any = None
     following: Any = None

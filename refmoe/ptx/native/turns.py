@@ -31,7 +31,7 @@ _Step = Callable[[Code, Value, list[Value]], Value]
 
 
 @dataclass(frozen=True)
-class Turns:
+class TurnByTurn:
     """What a word holds before and after each turn.
 
     Attributes:
@@ -68,11 +68,11 @@ def together(operation: str, kind: str, count: int = 1, flush: bool = False) -> 
     compared as one, no single one has turns of its own.
     """
     if operation == "cas":
-        return Turns("", int(kind[1:])) if count == 1 else None
+        return TurnByTurn("", int(kind[1:])) if count == 1 else None
     if operation not in ("add", "min", "max") or not kind.startswith(("f", "bf")):
         return scan_of(operation, kind)
     opcode = f"{operation}{'.rn' if operation == 'add' else ''}{'.ftz' if flush else ''}.{kind}"
-    return None if lowering(opcode) is None else Turns(opcode, int(isa.resolve(opcode).sources[0][1:]))
+    return None if lowering(opcode) is None else TurnByTurn(opcode, int(isa.resolve(opcode).sources[0][1:]))
 
 
 @cache

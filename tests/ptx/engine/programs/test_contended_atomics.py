@@ -10,7 +10,7 @@ from support.ptx_kernel import run
 
 from refmoe.ptx import isa
 from refmoe.ptx.engine import loads_and_stores
-from refmoe.ptx.native.turns import Turns, together
+from refmoe.ptx.native.turns import TurnByTurn, together
 from refmoe.ptx.state.in_turn import ContendedWords, scan_of
 
 BITWISE = [(operation, kind) for operation in ("and", "or", "xor", "exch") for kind in ("b32", "b64")]
@@ -109,7 +109,7 @@ def test_a_scan_that_changes_nothing() -> None:
 )
 def test_what_has_no_scan(operation: str, kind: str) -> None:
     # Floating point rounds after each turn, and a comparison needs what the turn before left: these are native turns.
-    assert isinstance(together(operation, kind), Turns)
+    assert isinstance(together(operation, kind), TurnByTurn)
     assert scan_of(operation, kind) is None
 
 
