@@ -143,3 +143,38 @@ KER NAME(ARGS) { if (TID == 0) { out[BID] = 1; ⟨¦asm volatile("fence.acq_rel.
 KER NAME(ARGS) { __shared__ __align__(128) u32 t[32]; t[TID] = TID; fence_async(); __syncwarp(); if (TID == 0) { bulk_add(out, t,
     128); bulk_commit(); bulk_wait(); ⟨if (BID)¦⟩ { asm volatile("fence.proxy.async.global;" ::: "memory");
     __threadfence(); if (atomicAdd(cnt, 1) == ⟨98¦99⟩) { __threadfence(); cnt[5] = out[3]; } } } }
+
+//# counters_fenced_by_one_warp finds=RaceError:proxy b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 s[4]; if (TID < 4) s[TID] = 0; __syncthreads(); if (TID % 32 == 0) atomicAdd_block(&s[TID / 32 & 0], 1 +
+    TID); ⟨if (TID >= 32)¦⟩ fence_async(); __syncthreads(); if (TID == 32) { bulk_store(out, s, 16); bulk_commit(); bulk_wait(); } }
+
+//# counters_fenced_by_the_other_warp finds=RaceError:proxy b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 s[4]; if (TID < 4) s[TID] = 0; __syncthreads(); if (TID % 32 == 0) atomicAdd_block(&s[TID / 32 & 0], 1 +
+    TID); ⟨if (TID < 32)¦⟩ fence_async(); __syncthreads(); if (TID == 32) { bulk_store(out, s, 16); bulk_commit(); bulk_wait(); } }
+
+//# counters_of_lanes_fenced_by_one finds=RaceError:proxy b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 s[4]; if (TID < 4) s[TID] = 0; __syncwarp(); if (TID < 3) atomicAdd_block(&s[1], 1 + TID);
+    ⟨if (TID == 2)¦⟩ fence_async(); __syncwarp(); if (TID == 2) { bulk_store(out, s, 16); bulk_commit(); bulk_wait(); } }
+
+//# counters_of_lanes_fenced_by_the_first finds=RaceError:proxy b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 s[4]; if (TID < 4) s[TID] = 0; __syncwarp(); if (TID < 3) atomicAdd_block(&s[1], 1 + TID);
+    ⟨if (TID == 0)¦⟩ fence_async(); __syncwarp(); if (TID == 2) { bulk_store(out, s, 16); bulk_commit(); bulk_wait(); } }
+
+//# sums_in_memory_fenced_by_one_block finds=RaceError:proxy g=3 b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID) return; if (BID < 2) { atomicAdd(out, 5); ⟨if (BID == 1)¦⟩ asm volatile(
+    "fence.proxy.async.global;" ::: "memory"); __threadfence(); atomicAdd(cnt, 1); } else { mb_init(&b, 1); while (ld_acq(cnt) < 2) {} mb_expect(&b,
+    16); bulk_load(d, out, 16, &b); mb_wait(&b, 0); out[100] = d[0]; } }
+
+//# sums_in_memory_fenced_by_the_first_block finds=RaceError:proxy g=3 b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID) return; if (BID < 2) { atomicAdd(out, 5); ⟨if (BID == 0)¦⟩ asm volatile(
+    "fence.proxy.async.global;" ::: "memory"); __threadfence(); atomicAdd(cnt, 1); } else { mb_init(&b, 1); while (ld_acq(cnt) < 2) {} mb_expect(&b,
+    16); bulk_load(d, out, 16, &b); mb_wait(&b, 0); out[100] = d[0]; } }
+
+//# two_stores_of_one_word_fenced_once finds=RaceError:proxy b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 s[4]; if (TID < 4) s[TID] = 0; fence_async(); __syncthreads(); if (TID == 0) { s[1] = 5; ⟨¦fence_async();⟩ } BAR(1,
+    64); if (TID == 32) { s[2] = 6; ⟨asm volatile("fence.proxy.async.global;" ::: "memory");¦fence_async();⟩ bulk_store(out, s, 16); bulk_commit(); bulk_wait(); } }
+
+//# overwritten_by_a_load_over_counters finds=RaceError:proxy b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 s[4]; __shared__ u64 b; if (TID < 4) s[TID] = 0; if (TID == 0) mb_init(&b, 1); fence_async(); __syncthreads(); if
+    (TID % 32 == 0) atomicAdd_block(s, 1); ⟨if (TID >= 32)¦⟩ fence_async(); __syncthreads(); if (TID == 32) { out[50] = s[0]; mb_expect(&b, 16); bulk_load(s,
+    in, 16, &b); mb_wait(&b, 0); out[0] = s[1]; } }

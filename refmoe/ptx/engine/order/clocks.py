@@ -482,11 +482,13 @@ class Clocks:
         self.seen[self.all_warps + alone, half + self.column_of(alone)] = self.now
 
     def has_crossed(self, lanes: Array, record: Array) -> Array:
-        """Whether a proxy fence lies between the plain write of `record` in the CTA and each of `lanes`; int64 [n]."""
-        step, thread = record >> STEP_SHIFT, record & THREAD
-        row, half = self.rows(lanes), self.crossed
-        by_warp = self.seen[row, half + (thread >> 5) % self.warps] >= step
-        return by_warp | (self.seen[row, half + self.column_of(thread)] >= step)
+        """Whether a proxy fence lies between the plain write of `record` in the cluster and each of `lanes`; int64 [n].
+
+        Of a record that stands for several threads, whether one lies behind the writes of all that these may be.
+        """
+        half, nobody = self.seen[:, self.crossed : 2 * self.crossed], np.full(len(lanes), -1)
+        known = (record & SEVERAL) >> SEVERAL_SHIFT != _SOME_CLUSTERS
+        return known & self._in_rows(half, self.rows(lanes), record, nobody)
 
     # Order
 
