@@ -178,3 +178,34 @@ KER NAME(ARGS) { __shared__ __align__(16) u32 s[4]; if (TID < 4) s[TID] = 0; fen
 KER NAME(ARGS) { __shared__ __align__(16) u32 s[4]; __shared__ u64 b; if (TID < 4) s[TID] = 0; if (TID == 0) mb_init(&b, 1); fence_async(); __syncthreads(); if
     (TID % 32 == 0) atomicAdd_block(s, 1); ⟨if (TID >= 32)¦⟩ fence_async(); __syncthreads(); if (TID == 32) { out[50] = s[0]; mb_expect(&b, 16); bulk_load(s,
     in, 16, &b); mb_wait(&b, 0); out[0] = s[1]; } }
+
+//# the_own_count_comes_last finds=RaceError:exit g=2 b=32 cluster=2
+KER NAME(ARGS) { __shared__ u32 n; auto c = cg::this_cluster(); if (TID == 0) n = 0; c.sync(); if (TID == 0) { if (c.block_rank() == 1) { asm volatile(
+    "red.relaxed.cluster.shared::cluster.add.u32 [%0], 1;" :: "r"(mapa(&n, 0)) : "memory"); st_rlx(cnt, 1); } else { while (!ld_rlx(cnt)) {}
+    asm volatile("red.relaxed.cluster.shared::cta.add.u32 [%0], 1;" :: "r"(sa(&n)) : "memory"); } } ⟨¦c.sync();⟩ }
+
+//# a_reader_who_said_nothing finds=RaceError:read-write g=3 b=32
+KER NAME(ARGS) { if (TID) return; if (BID < 2) { u32 v = out[0]; __threadfence(); ⟨if (BID == 1)¦⟩ atomicAdd(cnt, 1); out[10 + BID] = v; } else { while
+    (⟨ld_rlx¦ld_acq⟩(cnt) < ⟨1¦2⟩) {} out[0] = 9; } }
+
+//# a_reader_who_said_nothing_in_a_block finds=RaceError:read-write b=96
+KER NAME(ARGS) { __shared__ u32 s, n; if (TID == 0) { s = 5; n = 0; } __syncthreads(); if (TID % 32) return; if (TID < 64) { u32 v = s; __threadfence_block();
+    ⟨if (TID == 32)¦⟩ atomicAdd_block(&n, 1); out[TID] = v; } else { while (VOLATILE(n) < ⟨1¦2⟩) {} ⟨¦__threadfence_block();⟩ s = 9; } }
+
+//# a_writer_who_said_nothing finds=RaceError:write-read g=3 b=32
+KER NAME(ARGS) { if (TID) return; if (BID < 2) { atomicAdd(out, 1 + BID); __threadfence(); ⟨if (BID == 1)¦⟩ atomicAdd(cnt, 1); } else { while
+    (⟨ld_rlx¦ld_acq⟩(cnt) < ⟨1¦2⟩) {} out[10] = out[0]; } }
+
+//# a_lane_who_said_nothing finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ u32 s, n; if (TID == 0) { s = 5; n = 0; } __syncthreads(); if (TID < 2) { u32 v = s; __threadfence_block(); ⟨if (TID == 1)¦⟩
+    atomicAdd_block(&n, 1); out[TID] = v; } else if (TID == 32) { while (VOLATILE(n) < ⟨1¦2⟩) {} ⟨¦__threadfence_block();⟩ s = 9; } }
+
+//# sums_in_memory_fenced_by_one_warp finds=RaceError:proxy b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); if (TID % 32 == 0) { atomicAdd(out, 5); ⟨if (TID == 32)¦⟩
+    asm volatile("fence.proxy.async.global;" ::: "memory"); } __syncthreads(); if (TID == 32) { mb_expect(&b, 16); bulk_load(d, out, 16, &b); mb_wait(&b, 0);
+    out[100] = d[0]; } }
+
+//# sums_in_memory_fenced_by_a_lane finds=RaceError:proxy b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); if (TID < 3) { atomicAdd(out, 5); ⟨if (TID == 2)¦⟩
+    asm volatile("fence.proxy.async.global;" ::: "memory"); } __syncthreads(); if (TID == 32) { mb_expect(&b, 16); bulk_load(d, out, 16, &b); mb_wait(&b, 0);
+    out[100] = d[0]; } }

@@ -10,7 +10,16 @@ from refmoe.ptx.engine.cluster.arrivals import RemoteArrival, RemoteArrivals
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import Index3, RaceError, WrittenInstruction
-from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, PENDING, SEVERAL, STEP_SHIFT, THREAD
+from refmoe.ptx.state.records import (
+    ASYNCHRONOUS,
+    BULK,
+    PENDING,
+    SEVERAL,
+    SEVERAL_SHIFT,
+    STEP_SHIFT,
+    THREAD,
+    Several,
+)
 from refmoe.ptx.text.syntax import Instruction
 
 
@@ -43,7 +52,9 @@ def refuse_early_exit(
         # Copies that have not landed are for the bulk copies' own check to find.
         landed = records >> STEP_SHIFT != PENDING
         agents = records & (BULK | ASYNCHRONOUS) == BULK
-        foreign = landed & (agents | ((records & THREAD) // per_cta != machine.first_cta + cta))
+        # The last of several may be of the own block where the others are not.
+        among = (records & SEVERAL) >> SEVERAL_SHIFT >= int(Several.WARPS)
+        foreign = landed & (agents | among | ((records & THREAD) // per_cta != machine.first_cta + cta))
         index, records = index[foreign], records[foreign]
         # Most bytes are those of few accesses, and what one warp knows of need not be asked of the others.
         unordered = np.unique(records)
