@@ -115,8 +115,10 @@ def merge(before: int, mine: int, clocks: Clocks) -> int:
     several = max(several, (before & int(SEVERAL)) >> SEVERAL_SHIFT)
     strength = min(before & int(STRENGTH), mine & int(STRENGTH))
     step = max(before >> STEP_SHIFT, mine >> STEP_SHIFT)
-    agents = (before & int(ASYNCHRONOUS)) | (mine & int(_AGENTS))
-    return (step << STEP_SHIFT) | (several << SEVERAL_SHIFT) | strength | (mine & int(THREAD)) | agents
+    rest = mine & int(THREAD | _AGENTS)
+    if before & int(_AGENTS) or mine & int(BULK):
+        rest |= int(ASYNCHRONOUS)
+    return (step << STEP_SHIFT) | (several << SEVERAL_SHIFT) | strength | rest
 
 
 class RaceShadow:
@@ -259,8 +261,6 @@ class RaceShadow:
                 writes=does != "read", reads=does != "write",
             )  # fmt: skip
 
-    # Reads
-
     def read(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, asynchronous: bool = False
     ) -> None:
@@ -306,7 +306,8 @@ class RaceShadow:
         clocks = frame.machine.clocks
         column = (lane >> 5) % self.readers if self.readers else 0
         previous = int(self._reads[column, at])
-        if not self.readers and previous and (previous ^ mine) & int(_OTHER_WARP):
+        differs = (previous ^ mine) & int(_OTHER_WARP if not previous & int(_AGENTS) else THREAD | _AGENTS)
+        if not self.readers and previous and differs:
             others = int(self._reads[1, at])
             if others and not self._ordered(frame, lane, others):
                 previous = merge(others, previous, clocks)
@@ -343,8 +344,6 @@ class RaceShadow:
             # What a thread did weakly before is not forgotten.
             return merge(previous, mine, frame.machine.clocks)
         return mine
-
-    # Writes
 
     def _unordered(self, frame: Frame, at: Array, who: Array, mine: Array) -> list[tuple[Array, Array, str]]:
         """Conflicts of a write: (positions, their previous records, kind of race)."""

@@ -185,8 +185,8 @@ class Whole(Protocol):
         """Where the reads of this warp are recorded."""
         ...
 
-    def reader(self, previous: Value, mine: Value, spread: Spread = BY_LANE) -> tuple[Value, Value]:
-        """(the lanes before whom a lane of another warp read, the record of their read)."""
+    def reader(self, row: Value, previous: Value, mine: Value, spread: Spread = BY_LANE) -> tuple[Value, Value]:
+        """(the lanes before whom a lane of another warp, or a copy, read; the record of their read)."""
         ...
 
     def displaced(self, others: Value, previous: Value, elsewhere: Value, spread: Spread = BY_LANE) -> Value:
@@ -470,7 +470,7 @@ class Consecutive:
                 self._enter(mine, reads.column, held)
             with somebody_read:
                 previous = self._held(reads.column, held)
-                elsewhere, record = of.reader(previous, mine, held.spread)
+                elsewhere, record = of.reader(self.row, previous, mine, held.spread)
                 with build.if_then(build.and_(build.not_(reads.apart), of.any(elsewhere))):
                     kept = self._held(reads.next, held)
                     others = of.displaced(kept, previous, elsewhere, held.spread)

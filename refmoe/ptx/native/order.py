@@ -190,7 +190,8 @@ def merged(module: Any) -> Any:
     several = code.max(code.select(elsewhere, apart, int(Several.LANES), I64), (before >> records.SEVERAL_SHIFT) & 3)
     strength = code.min(before & _STRENGTH, mine & _STRENGTH)
     step = code.max(before >> records.STEP_SHIFT, mine >> records.STEP_SHIFT)
-    rest = mine & (_THREAD | _ASYNCHRONOUS | _BULK) | before & _ASYNCHRONOUS
+    of_agent = code.select(((before | mine) & _BULK).differs(0), _ASYNCHRONOUS, 0, I64)
+    rest = mine & (_THREAD | _ASYNCHRONOUS | _BULK) | before & _ASYNCHRONOUS | of_agent
     code.done((step << records.STEP_SHIFT) | (several << records.SEVERAL_SHIFT) | strength | rest)
     return code.function
 
@@ -466,7 +467,10 @@ def _reads(module: Any, ordered: Any, merge: Any) -> None:
             code.store(code.max(step, code.load(I64, place, align=8)), place, align=8)
         place = reads + code.select(readers.equals(0), 0, own * stride) + granule.place
         previous, mine = code.load(I64, place, align=8), of.base + lane
-        elsewhere = ((previous ^ mine) & (_THREAD & ~_LANE)).differs(0) & previous.differs(0)
+        # The number of an agent is no thread's, and what a copy reads comes before nothing that its thread does.
+        agents = _ASYNCHRONOUS | _BULK
+        agent = (previous & agents).differs(0) & ((previous ^ mine) & (_THREAD | agents)).differs(0)
+        elsewhere = (((previous ^ mine) & (_THREAD & ~_LANE)).differs(0) | agent) & previous.differs(0)
         made = code.variable(I64, mine)
         with code.when(readers.equals(0) & elsewhere):
             # The last reader, and the others.

@@ -209,3 +209,47 @@ KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID ==
 KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); if (TID < 3) { atomicAdd(out, 5); ⟨if (TID == 2)¦⟩
     asm volatile("fence.proxy.async.global;" ::: "memory"); } __syncthreads(); if (TID == 32) { mb_expect(&b, 16); bulk_load(d, out, 16, &b); mb_wait(&b, 0);
     out[100] = d[0]; } }
+
+//# source_of_a_load_read_and_overwritten finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); __syncthreads(); if (TID == 0) { mb_expect(&b, 16);
+    bulk_load(d, out, 16, &b); } if (TID == 32) { mb_wait(&b, 0); st_rlx(cnt, 1); } if (TID < 32) { if (TID == 0) while (!ld_rlx(cnt)) {} __syncwarp(); u32 v
+    = 0; if (TID == 5) v = out[1]; ⟨¦if (TID == 0) mb_wait(&b, 0);⟩ __syncwarp(); if (TID == 6) out[1] = 7; if (v > 9) cnt[9] = v; ⟨if (TID == 0) mb_wait(&b, 0);¦⟩
+    } }
+
+//# source_of_a_load_overwritten finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); __syncthreads(); if (TID == 0) { mb_expect(&b, 16);
+    bulk_load(d, out, 16, &b); } if (TID == 32) { mb_wait(&b, 0); st_rlx(cnt, 1); } if (TID < 32) { if (TID == 0) while (!ld_rlx(cnt)) {} __syncwarp();
+    ⟨¦if (TID == 0) mb_wait(&b, 0);⟩ __syncwarp(); if (TID == 6) out[1] = 7; ⟨if (TID == 0) mb_wait(&b, 0);¦⟩ } }
+
+//# source_of_a_load_read_by_the_writer finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); __syncthreads(); if (TID == 32) { mb_expect(&b, 16);
+    bulk_load(d, out, 16, &b); mb_wait(&b, 0); st_rlx(cnt, 1); } if (TID == 0) { while (!ld_rlx(cnt)) {} ⟨¦mb_wait(&b, 0);⟩ u32 v = out[2]; out[2] = 7 + v;
+    ⟨mb_wait(&b, 0);¦⟩ } }
+
+//# source_of_a_load_read_by_another_warp finds=RaceError:read-write b=96
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); __syncthreads(); if (TID == 64) { mb_expect(&b, 16);
+    bulk_load(d, out, 16, &b); mb_wait(&b, 0); st_rlx(cnt, 1); } if (TID == 0) { while (!ld_rlx(cnt)) {} ⟨¦mb_wait(&b, 0);⟩ u32 v = out[2]; __threadfence(); st_rlx(cnt +
+    1, v + 1); ⟨mb_wait(&b, 0);¦⟩ } if (TID == 32) { while (!ld_rlx(cnt + 1)) {} __threadfence(); out[2] = 8; } }
+
+//# source_of_a_copy_read_and_overwritten finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; if (TID == 32) { cpa(d, out); cpa_commit(); ⟨¦cpa_wait<0>();⟩ st_rel(cnt, 1); } if (TID == 0) { while
+    (!ld_acq(cnt)) {} u32 v = out[2]; out[2] = 8 + v; } if (TID == 32) { cpa_wait<0>(); out[9] = d[0]; } }
+
+//# source_of_an_own_copy_read_and_overwritten finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[256]; cpa(d + 4 * TID, out + 4 * TID); cpa_commit(); u32 v = out[4 * TID]; ⟨¦cpa_wait<0>();⟩ out[4 * TID] = 8 + v;
+    cpa_wait<0>(); out[512 + TID] = d[4 * TID]; }
+
+//# source_of_a_neighbours_copy_read_and_overwritten finds=RaceError:read-write b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[128]; cpa(d + 4 * TID, out + 4 * (TID ^ 1)); cpa_commit(); ⟨¦cpa_wait<0>();⟩ __syncwarp(); u32 v = out[4 * TID];
+    out[4 * TID] = 8 + v; cpa_wait<0>(); out[512 + TID] = d[4 * TID]; }
+
+//# source_of_a_store_read_and_overwritten finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 s[4]; if (TID < 4) s[TID] = TID; fence_async(); __syncthreads(); if (TID == 32) { bulk_store(out, s, 16); bulk_commit();
+    ⟨¦bulk_wait_read();⟩ } ⟨if (TID == 32) st_rlx(cnt, 1); if (TID == 0) while (!ld_rlx(cnt)) {}¦__syncthreads();⟩ if (TID == 0) { u32 v = s[2]; s[2] = 9 + v; out[20] = v; }
+    if (TID == 32) bulk_wait(); }
+
+//# a_reader_beside_a_load finds=RaceError:read-write b=128
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); __syncthreads(); if (TID == 96) { u32 v = out[2];
+    ⟨st_rlx¦st_rel⟩(cnt, 1 + v); } if (TID == 64) { while (!⟨ld_rlx¦ld_acq⟩(cnt)) {} mb_expect(&b, 16); bulk_load(d, out, 16, &b); mb_wait(&b, 0);
+    st_rel(cnt + 1, 1); } if (TID == 0) { while (!ld_acq(cnt + 1)) {} u32 v = out[2]; st_rel(cnt + 2, 1 + v); } if (TID == 32) { while (!ld_acq(cnt + 2)) {}
+    out[2] = 8; } }

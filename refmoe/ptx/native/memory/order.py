@@ -29,6 +29,7 @@ from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT
 
 # The bits of records, as Python integers.
 _THREAD, _LANE, _SEVERAL = int(records.THREAD), int(records.LANE), int(records.SEVERAL)
+_AGENTS = int(records.ASYNCHRONOUS | records.BULK)
 _APART, _STEP_SHIFT = int(records.ASYNCHRONOUS | records.BULK | records.SEVERAL), records.STEP_SHIFT
 _LANES_OF_A_WARP = int(records.Several.LANES) << records.SEVERAL_SHIFT
 _LINE_SHIFT = 7
@@ -205,7 +206,7 @@ class OrderedLanes(AccessLanes):
             slot = build.shl(build.add(first, self.splat(number)), eight)
             self.refuse_unordered(self._gather(writes, slot, 64, active), mine, active)
             previous = self._gather(reads.column, slot, 64, active)
-            elsewhere, record = self.reader(previous, mine)
+            elsewhere, record = self.reader(row, previous, mine)
             elsewhere = build.and_(elsewhere, active)
             with build.if_then(build.and_(build.not_(reads.apart), self.any(elsewhere))):
                 others = self._gather(reads.next, slot, 64, elsewhere)
@@ -293,15 +294,19 @@ class OrderedLanes(AccessLanes):
         build, lanes = self.build_, self.lanes
         return build.icmp_unsigned("!=", build.and_(value, lanes.constant(bits, 64)), lanes.constant(0, 64))
 
-    def reader(self, previous: Value, mine: Value, spread: Spread = BY_LANE) -> tuple[Value, Value]:
-        """(the lanes before whom a lane of another warp read, the record of their read)."""
+    def reader(self, row: Value, previous: Value, mine: Value, spread: Spread = BY_LANE) -> tuple[Value, Value]:
+        """(the lanes before whom a lane of another warp, or a copy, read; the record of their read)."""
         build, lanes = self.build_, self.lanes
         own = build.urem(self.warp, field(build, self.context, Context.WARPS))
         seen = build.inttoptr(field(build, self.context, Context.SEEN), POINTER)
         place = build.add(build.mul(self.warp, field(build, self.context, Context.SEEN_COLUMNS)), own)
         known = self.splat(build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD))
         differs = build.xor(previous, mine)
-        elsewhere = self._has(differs, _THREAD & ~_LANE)
+        # The number of an agent is no lane's, and what a copy reads comes before nothing that its lane does.
+        agent = build.and_(self._has(previous, _AGENTS), self._has(differs, _THREAD | _AGENTS))
+        apart = build.icmp_unsigned("!=", field(build, row, Row.READERS), word(0))
+        leave_if(build, build.and_(apart, self.any(agent)), 1)
+        elsewhere = build.or_(self._has(differs, _THREAD & ~_LANE), agent)
         # Another lane of the same warp read since the last warp-level sync: no single lane stands for both.
         later = build.icmp_signed(">", build.lshr(previous, lanes.constant(_STEP_SHIFT, 64)), known)
         together = build.and_(build.and_(later, build.not_(elsewhere)), self._has(differs, _LANE | _SEVERAL))
