@@ -9,6 +9,10 @@ Each element of a vector is a location by itself, see `Access.unit`: it does not
 Fences `.sc` have one order, and synchronise in it. Between two of them that order is known if one must have come before
 the other: if it happens before, or strong accesses say so, by what they read from, read before it was overwritten, or
 overwrote ("Causality", "Fence-SC"). Otherwise either order is legal, and nothing is concluded from that of this launch.
+
+Of two strong writes that nothing orders, the one that overwrote the other in this launch counts as the later one. So a
+race that only their other order has is found under the schedules that have it. To conclude nothing from their order
+would be a false alarm: a third thread that reads the one and then the other knows it, and may pass that on.
 """
 
 from __future__ import annotations
