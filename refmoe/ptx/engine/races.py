@@ -47,6 +47,7 @@ from refmoe.ptx.state.records import (
     THREAD,
     WEAK,
     Several,
+    is_weaker,
 )
 from refmoe.ptx.text.syntax import Instruction
 
@@ -309,11 +310,11 @@ class RaceShadow:
         differs = (previous ^ mine) & int(_OTHER_WARP if not previous & int(_AGENTS) else THREAD | _AGENTS)
         if not self.readers and previous and differs:
             others = int(self._reads[1, at])
-            if others and not self._ordered(frame, lane, others):
+            if others and (is_weaker(others, mine) or not self._ordered(frame, lane, others)):
                 previous = merge(others, previous, clocks)
             self._reads[1, at] = previous
         else:
-            mine = self._last(frame, lane, previous, mine)
+            mine = self._last(frame, lane, previous, mine, by_read=True)
         self._reads[column, at] = mine
 
     def _ordered(self, frame: Frame, lane: int, record: int) -> bool:
@@ -331,7 +332,7 @@ class RaceShadow:
 
         return ordered
 
-    def _last(self, frame: Frame, lane: int, previous: int, mine: int) -> int:
+    def _last(self, frame: Frame, lane: int, previous: int, mine: int, by_read: bool = False) -> int:
         """The record that takes the place of another one of the same warp's reads, or of the writes."""
         if not previous:
             return mine
@@ -340,8 +341,8 @@ class RaceShadow:
         other = (previous ^ mine) & int(THREAD) or previous & int(SEVERAL | _AGENTS)
         if other and not self._ordered(frame, lane, previous):
             return merge(previous, mine, frame.machine.clocks)
-        if not other and previous & int(STRENGTH) < mine & int(STRENGTH):
-            # What a thread did weakly before is not forgotten.
+        if (by_read or not other) and is_weaker(previous, mine):
+            # A write that does not race with the strong access may race with the weak one before it.
             return merge(previous, mine, frame.machine.clocks)
         return mine
 

@@ -417,11 +417,9 @@ class _Accesses:
             made.set(code.call(self.merge, self.context, record, mine))
         return made.get()
 
-    def was_weaker(self, record: Value, lane: Value) -> Value:
-        """Whether a record is of a weaker access by the same thread."""
-        mine = self.base + lane
-        same = ((record ^ mine) & (_THREAD | _SEVERAL)).equals(0) & record.differs(0)
-        return same & ((record & _STRENGTH) < (mine & _STRENGTH))
+    def was_weaker(self, record: Value) -> Value:
+        """Whether a record is of a weaker access."""
+        return record.differs(0) & ((record & _STRENGTH) < (self.flags & _STRENGTH))
 
 
 def _begin(module: Any, name: str, ordered: Any, merge: Any = None) -> _Accesses:
@@ -475,11 +473,15 @@ def _reads(module: Any, ordered: Any, merge: Any) -> None:
         with code.when(readers.equals(0) & elsewhere):
             # The last reader, and the others.
             others = code.load(I64, place + stride, align=8)
-            code.store(code.call(others_of, of.context, lane, others, previous), place + stride, align=8)
+            kept = code.variable(I64, code.call(others_of, of.context, lane, others, previous))
+            # A write that does not race with this strong read may race with a weak one before it.
+            with code.when(of.was_weaker(others)):
+                kept.set(code.call(merge, of.context, others, previous))
+            code.store(kept.get(), place + stride, align=8)
         with code.when((readers.equals(0) & elsewhere) ^ True):
             made.set(of.replaced(previous, lane, by_read=True))
-            # What a thread did weakly before is not forgotten.
-            with code.when(of.was_weaker(previous, lane)):
+            # Nor is what was read weakly before by the same warp.
+            with code.when(of.was_weaker(previous)):
                 made.set(code.call(merge, of.context, previous, mine))
         code.store(made.get(), place, align=8)
     code.done(code.constant(I32, OrderStatus.DONE))

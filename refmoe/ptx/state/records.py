@@ -58,3 +58,8 @@ class Several(IntEnum):
     """Some of the cluster's: of the CTA's where clusters have one."""
     CLUSTERS = 3
     """Some of the grid's."""
+
+
+def is_weaker(record: int, other: int) -> bool:
+    """Whether an access is morally strong with fewer threads than another one, or with none."""
+    return record & int(STRENGTH) < other & int(STRENGTH)

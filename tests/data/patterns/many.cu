@@ -253,3 +253,25 @@ KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID ==
     ⟨st_rlx¦st_rel⟩(cnt, 1 + v); } if (TID == 64) { while (!⟨ld_rlx¦ld_acq⟩(cnt)) {} mb_expect(&b, 16); bulk_load(d, out, 16, &b); mb_wait(&b, 0);
     st_rel(cnt + 1, 1); } if (TID == 0) { while (!ld_acq(cnt + 1)) {} u32 v = out[2]; st_rel(cnt + 2, 1 + v); } if (TID == 32) { while (!ld_acq(cnt + 2)) {}
     out[2] = 8; } }
+
+//# a_plain_read_before_a_lanes_strong_one finds=RaceError:read-write g=2 b=32
+KER NAME(ARGS) { if (BID == 0) { u32 v = 0; if (TID == 0) v = out[0]; __syncwarp(); if (TID == 1) v = ld_rlx(out); __syncwarp(); if (TID == 2)
+    ⟨st_rlx¦st_rel⟩(cnt, 1); if (v > 90) cnt[9] = v; } else if (TID == 0) { while (!⟨ld_rlx¦ld_acq⟩(cnt)) {} st_rlx(out, 9); } }
+
+//# a_plain_read_before_a_warps_strong_one finds=RaceError:read-write g=2 b=64
+KER NAME(ARGS) { if (BID == 0) { u32 v = 0; if (TID == 0) v = out[0]; __syncthreads(); if (TID == 32) v = ld_rlx(out); __syncthreads(); if (TID == 2)
+    ⟨st_rlx¦st_rel⟩(cnt, 1); if (v > 90) cnt[9] = v; } else if (TID == 0) { while (!⟨ld_rlx¦ld_acq⟩(cnt)) {} st_rlx(out, 9); } }
+
+//# a_plain_read_before_two_strong_ones finds=RaceError:read-write g=2 b=96
+KER NAME(ARGS) { if (BID == 0) { u32 v = 0; if (TID == 0) v = out[0]; __syncthreads(); if (TID == 32) v = ld_rlx(out); __syncthreads(); if (TID == 64) v =
+    ld_rlx(out); __syncthreads(); if (TID == 2) ⟨st_rlx¦st_rel⟩(cnt, 1); if (v > 90) cnt[9] = v; } else if (TID == 0) { while
+    (!⟨ld_rlx¦ld_acq⟩(cnt)) {} st_rlx(out, 9); } }
+
+//# a_plain_write_before_an_atomic finds=RaceError:read-write g=2 b=64
+KER NAME(ARGS) { if (BID == 0) { if (TID == 0) out[0] = 3; __syncthreads(); if (TID == 32) { atomicAdd(out, 1); ⟨st_rlx¦st_rel⟩(cnt, 1); } } else if (TID == 0) {
+    while (!⟨ld_rlx¦ld_acq⟩(cnt)) {} atomicAdd(out, 5); } }
+
+//# a_plain_read_of_shared_before_a_strong_one finds=RaceError:read-write b=96
+KER NAME(ARGS) { __shared__ u32 s, n; if (TID == 0) { s = 5; n = 0; } __syncthreads(); u32 v = 0; if (TID < 32) { if (TID == 0) v = s; __syncwarp(); if (TID == 1) v =
+    VOLATILE(s); __syncwarp(); ⟨¦if (TID == 1) __threadfence_block();⟩ if (TID == 1) VOLATILE(n) = 1; } else if (TID == 32) { while (!VOLATILE(n)) {}
+    ⟨¦__threadfence_block();⟩ VOLATILE(s) = 9; } if (v > 90) cnt[9] = v; }
