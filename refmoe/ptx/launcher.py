@@ -16,6 +16,7 @@ from refmoe.chips import CHIPS, compute_capability
 from refmoe.errors import describe
 from refmoe.ptx.arguments import Buffer, bind
 from refmoe.ptx.device_memory import DeviceMemory
+from refmoe.ptx.engine.bulk.agents import MOST_AGENTS, MoreAgents
 from refmoe.ptx.engine.bulk.fences import ProxyFences
 from refmoe.ptx.engine.code import APART, PLAIN, Code, View
 from refmoe.ptx.engine.exact_races import ExactShadow
@@ -51,7 +52,7 @@ from refmoe.ptx.schedule import Schedule
 from refmoe.ptx.schedules import Attached, Ran, agree, asked, run_all, under
 from refmoe.ptx.state.memory import Arena, Region, padded
 from refmoe.ptx.state.pages import POISON
-from refmoe.ptx.state.records import MAX_THREADS
+from refmoe.ptx.state.records import AGENTS, MAX_THREADS
 from refmoe.ptx.state.spaces import HEAP_BYTES, HEAP_NAME
 
 # Lanes that run together: enough to make NumPy's overhead small, few enough that their registers stay in cache.
@@ -219,13 +220,13 @@ def launch(
     def run(one: Schedule, looking: Attached | None) -> Ran:
         told, watching, observer = observed if not results else (None, None, None)
         output = [io.StringIO()]
-        steps = single_stores = 0
+        steps = single_stores = agents = 0
         allowance = Allowance()
 
         def attempt(
             running: Module, exact: frozenset[str], witness: RaceWitness | None, aside: bool, chosen: Schedule = one
         ) -> _Attempted:
-            nonlocal steps, single_stores
+            nonlocal steps, single_stores, agents
             output[:] = [io.StringIO()] if not aside else output
             budget = step_budget
             if aside:
@@ -237,8 +238,9 @@ def launch(
             view = _view(chosen, None if aside else profile)
             # A debugger would stop at the same lines once more.
             joins = compute_capability(running.target) >= _LANES_APART and not view.alone
+            agents = agents or (MOST_AGENTS if view.alone else 0)
             follows = looked_for.follows_races and witness is None and runs_again()
-            repeats = Repeats(looked_for, lambda: running.compile(entry, view), joins, exact, follows)
+            repeats = Repeats(looked_for, lambda: running.compile(entry, view), joins, exact, follows, agents)
             while True:
                 tally = _Tally()
                 try:
@@ -253,12 +255,12 @@ def launch(
                     )  # fmt: skip
                     if not _again_after_all(repeats, ran):
                         return _Attempted(ran, replace(result, warnings=(*result.warnings, *repeats.warnings)))
-                except (PtxError, Suspected, ReadsFound) as error:
+                except (PtxError, Suspected, ReadsFound, MoreAgents) as error:
                     if not repeats.again(error, steps <= LONGEST_SEEN):
                         raise repeats.finding(error) from None
                 finally:
                     steps = max(steps, tally.steps) if chosen is one else steps
-                    single_stores += tally.single_stores
+                    single_stores, agents = single_stores + tally.single_stores, repeats.agents
                 for forget in marks:
                     forget()
                 output[:] = [io.StringIO()] if not aside else output
@@ -402,9 +404,10 @@ def _run(
     code = module.compile(entry, repeats.view(_view(schedule, profile)))
     following = repeats.following()
     size, shape = _triple("grid", grid), _triple("block", block)
-    warps = -(-math.prod(shape) // 32)
-    _check_shape(module, code, size, shape, warps)
+    filled = -(-math.prod(shape) // 32)
     plan = _grid(module, code, size, cluster)
+    warps = repeats.warps(filled, plan.cluster_blocks)
+    _check_shape(module, code, size, shape, warps)
     plan = replace(plan, order=schedule.block_order(math.prod(plan.clusters)))
     ranges = plan.ranges(blocks)
     shared, reserved = code.layout.shared_bytes, code.layout.reserved_bytes
@@ -432,7 +435,7 @@ def _run(
         assert heap is not None
         # Whose allocation lies where depends on the schedule, as it does on a chip.
         heap.compared = False
-    resident = _residency(module, code, warps, shared - reserved, multiprocessors)
+    resident = _residency(module, code, filled, shared - reserved, multiprocessors)
     workspace = 0
     if cooperative:
         if blocks is not None:
@@ -477,6 +480,7 @@ def _run(
         shared_bytes=shared,
         reserved_bytes=reserved,
         warps=warps,
+        agents=max(AGENTS, repeats.agents),
         order=Order(math.prod(size) // plan.cluster_blocks),
         proxied=ProxyFences(),
         step_budget=step_budget,
@@ -522,7 +526,7 @@ def _run(
     if profile is None:
         # An observer may go on looking at what the launch had to know.
         state.put_back(None)
-    return Ran(arena, bound, tuple(state.printed), profile is not None), LaunchResult(
+    return Ran(arena, bound, tuple(state.printed), profile is not None, state.meetings), LaunchResult(
         state.lane_instructions,
         state.instructions,
         tuple((code.approximate[i].opcode, code.approximate[i].line) for i in sorted(state.approximate)),

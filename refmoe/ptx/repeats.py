@@ -2,7 +2,8 @@
 
 Launches are deterministic, and memory is as it was when one has failed. So undefined values, which are expensive to
 follow, are followed only where a first run meets some, and values that were read in a race only where there is one.
-And instructions in several branches at which lanes meet are made one only where lanes have come to them.
+And instructions in several branches at which lanes meet are made one only where lanes have come to them. Room for many
+mbarriers on which bulk copies complete is made only where a cluster has them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 
+from refmoe.ptx.engine.bulk.agents import MoreAgents
 from refmoe.ptx.engine.code import FOLLOWING, FOLLOWING_APART, Code, View
 from refmoe.ptx.engine.lanes import Checks
 from refmoe.ptx.engine.order.racing_reads import RacedWith, RacingReads, ReadsFound, is_followed
@@ -47,16 +49,25 @@ class Repeats:
         joins: whether lanes may meet at several instructions.
         exact: names of regions of which all accesses are kept in any case.
         races: whether values that were read in a race may be followed.
+        agents: of a cluster that the first run has room for, see `refmoe.ptx.engine.bulk.agents`; 0 for as many as
+            it has threads.
 
     Attributes:
+        agents: of a cluster that the next run has room for.
         follows: whether undefined values are followed.
         racing: the reads that race, where there are some, in the run that is next, or was last; else None.
     """
 
     def __init__(
-        self, checks: Checks, code: Callable[[], Code], joins: bool, exact: frozenset[str], races: bool
-    ) -> None:
+        self, checks: Checks, code: Callable[[], Code], joins: bool, exact: frozenset[str], races: bool,
+        agents: int = 0,
+    ) -> None:  # fmt: skip
         self._checks, self._code, self._joins, self._exact, self._races = checks, code, joins, exact, races
+        self.agents = agents
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing is known yet."""
         self.follows = False
         self.racing: RacingReads | None = None
         # The race, or the read of what a copy is under way to, that was found first, and how many runs it has taken.
@@ -65,6 +76,10 @@ class Repeats:
         self._joined: tuple[tuple[Instruction, ...], ...] = ()
         self._begins: tuple[Place, ...] = ()
         self._first: MemoryFault | None = None
+
+    def warps(self, living: int, blocks: int) -> int:
+        """Of each block of the next run, of which `living` have lanes; a cluster has so many blocks."""
+        return max(living, -(-self.agents // (32 * blocks)) if self._code().has_bulk else 0)
 
     def following(self) -> Following | None:
         """What the next run knows of undefined values at its start."""
@@ -90,6 +105,11 @@ class Repeats:
         `error`: how the last one failed. `short`: whether the launch is short enough for races to be followed.
         """
         self._races = self._races and short
+        if isinstance(error, MoreAgents):
+            self.agents = error.agents
+            # Threads are counted in whole warps, so that none has its old number.
+            self._begin()
+            return True
         if isinstance(error, ReadsFound):
             self._follow_what_was_found()
             return True

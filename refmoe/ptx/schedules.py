@@ -20,6 +20,7 @@ import numpy as np
 
 from refmoe.errors import describe
 from refmoe.ptx.arguments import Buffer, Written, bytes_of_mask, parts_written, write_back
+from refmoe.ptx.engine.cluster.meetings import ClusterMeetings
 from refmoe.ptx.errors import ArgumentMismatch, Index3, PtxError, ScheduleError
 from refmoe.ptx.schedule import Schedule
 from refmoe.ptx.state.memory import Arena, Region
@@ -130,12 +131,14 @@ class Ran:
         bound: the caller's buffers, and where they lay.
         printed: what it printed, as one piece a call of `printf`.
         observed: whether somebody may go on looking at its memory.
+        meetings: how often threads came to the barrier of their cluster, or None where nobody has.
     """
 
     arena: Arena
     bound: list[tuple[Buffer, Region]]
     printed: tuple[bytes, ...]
     observed: bool
+    meetings: ClusterMeetings | None = None
 
     def keep(self) -> None:
         """Give its bytes to the caller."""

@@ -132,11 +132,21 @@ def test_a_sweep_is_complete_and_in_order_though_one_of_two_workers_is_killed(
     assert first.wait() == -signal.SIGKILL
     names = [str(piece) for piece in thin]
     entries = [json.loads(line) for line in partial_results.read_text().splitlines()[1:]]
-    assert sorted(entry["piece"] for entry in entries) == sorted(names)
+    # Each piece has one line, whether it was begun twice or not, and so has the proof of the one kernel among them.
+    swept, proved = (
+        [each["piece"] for each in entries if each["piece"].startswith("proof ") == is_proof]
+        for is_proof in (False, True)
+    )
+    assert sorted(swept) == sorted(names)
+    assert [name.split(" of ")[1] for name in proved] == ["refmoe_mxfp8_quantize_fp16_rceil_exact_8x4"]
     alone = tmp_path / "alone.json"
     here = CliRunner().invoke(app, ["parity", "--level", "exhaustive", "--report", str(alone)])
     assert here.exit_code == 0, here.output
-    assert json.loads(report.read_text())["rows"] == json.loads(alone.read_text())["rows"]
+    documents = [json.loads(each.read_text()) for each in (report, alone)]
+    assert documents[0]["rows"] == documents[1]["rows"]
+    assert documents[0]["proofs"] == documents[1]["proofs"]
+    assert len({json.dumps(row, sort_keys=True) for row in documents[0]["rows"]}) == len(documents[0]["rows"])
+    names += proved
     results = [{e["piece"]: e["result"] for e in entries}[name] for name in names]
     lines = alone.with_name("alone.json.partial").read_text().splitlines()[1:]
     assert results == [{e["piece"]: e["result"] for e in map(json.loads, lines)}[name] for name in names]

@@ -11,7 +11,7 @@ _ABSENT = [
     (r"mma\..*\.m8n8k4\..*\.f16\..*", "products of Volta's tensor cores are not here"),
     (r"w?mma\..*", "no model here says how products of these types and this shape add up"),
     (r"cvt\.(.*\.)?rs\..*x4\.f32", "random bits round two elements here, f16x2 or bf16x2, not four"),
-    (r"st\.async\..*\.global\..*", "asynchronous stores reach shared memory of the cluster alone here"),
+    (r"(st|red)\.async\..*\.global\..*", "asynchronous writes reach shared memory of the cluster alone here"),
     (r"cp\.async\.bulk\..*cp_mask.*", "copies that leave bytes out by a mask are not here"),
     (r"cp\.async\.bulk\..*(gather4|scatter4).*", "copies of rows by their numbers are not here"),
     (r"cp\.async\.bulk\..*im2col::w.*", "im2col along the width alone is not here"),

@@ -487,6 +487,22 @@ class ExactShadow(RaceShadow):
         for page, bytes_ in sorted(pages.items()):
             yield page, bytes_[0], bytes_[1]
 
+    def every_write(self, at: Array, who: Array) -> tuple[Array, Array, Array]:
+        """Of slots `at` [n], which lanes `who` [n] access: (slot, lane, record) of all writes that are kept.
+
+        Of strong writes there may be several that nothing orders.
+        """
+        last = self.written(at)
+        others = [
+            (slot, lane, record)
+            for slot, lane, newest in zip(at.tolist(), who.tolist(), last.tolist(), strict=True)
+            if (place := self._places.get(self.granules.byte(slot))) is not None and len(place.writes) > 1
+            for record in place.writes.values()
+            if record != newest
+        ]
+        more = np.array(others, np.int64).reshape(-1, 3)
+        return np.append(at, more[:, 0]), np.append(who, more[:, 1]), np.append(last, more[:, 2])
+
     def records(self, begin: int, end: int) -> tuple[Array, Array]:
         """See `RaceShadow.records`."""
         found = [

@@ -20,6 +20,7 @@ from refmoe.ptx.grid import BlockQueue, Grid, index_in
 from refmoe.ptx.native import order
 from refmoe.ptx.schedule import Schedule
 from refmoe.ptx.state.memory import Arena, Region, owned_region
+from refmoe.ptx.state.records import AGENTS
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.state.special_registers import Ticks
 from refmoe.ptx.state.special_registers import values as special_values
@@ -104,7 +105,8 @@ class LaunchState:
         dynamic: names of variables in dynamic shared memory.
         dynamic_bytes, shared_bytes: dynamic shared memory, and all of it.
         reserved_bytes: of `shared_bytes`, reserved shared memory that the entry uses.
-        warps: of a CTA.
+        warps: of a CTA, some of which may have no lanes.
+        agents: of a cluster that the clocks have room for, see `refmoe.ptx.engine.bulk.agents`.
         order: what CTAs pass to each other.
         step_budget: most blocks of code that a warp may run, or None.
         deadline: processor time of this process, in seconds, at which a launch that only helps to explain ends.
@@ -125,6 +127,8 @@ class LaunchState:
         refused: numbers of the clusters that have seen a request of theirs fail, to cancel another one's launch.
         exact: names of regions of which every access is kept, see `refmoe.ptx.engine.exact_races`.
         witness: who takes down all accesses of some regions, or None.
+        meetings: how often threads came to the barrier of their cluster, see `refmoe.ptx.engine.cluster.meetings`; None
+            where nobody has.
         previous: what is known of the grid before this one, see `refmoe.ptx.engine.previous_grid`, or None.
         map_reads: copies that go by tensor maps, see `refmoe.ptx.engine.bulk.map_reads`; None while there are none.
         objects: texture and surface objects by their handles.
@@ -159,6 +163,8 @@ class LaunchState:
     schedule: Schedule = field(default_factory=Schedule)
     exact: frozenset[str] = frozenset()
     witness: RaceWitness | None = None
+    agents: int = AGENTS
+    meetings: Any = None
     previous: Any = None
     map_reads: Any = None
     following: Any = None

@@ -17,8 +17,9 @@ from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.local_pointers import own_windows, owner_of
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import MemoryFault
+from refmoe.ptx.native.turns import together
 from refmoe.ptx.program.provenance import Bounds
-from refmoe.ptx.state.in_turn import ContendedWords, Scan, scan_of
+from refmoe.ptx.state.in_turn import ContendedWords
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import STRENGTHS
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, OWNER_SHIFT, RANK_SHIFT, SHARED_WINDOW, WINDOW_BITS
@@ -498,7 +499,8 @@ class Atomic(Access):
 
     `function(old, b[, c]) -> new` is the arithmetic, `global_function` that in global memory. One that
     `compares` does so with all elements before it writes any, as the halves of `atom.cas.b128` are.
-    With the operand `idle`, if there is one, it leaves what is there. `scan` does many turns at one word together.
+    With the operand `idle`, if there is one, it leaves what is there. `scan`, in global memory `global_scan`, does many
+    turns at one word together.
     """
 
     function: Callable[..., Any]
@@ -506,7 +508,8 @@ class Atomic(Access):
     dtype: Any
     compares: bool = False
     idle: int | None = None
-    scan: Scan | None = None
+    scan: Callable[..., Array] | None = None
+    global_scan: Callable[..., Array] | None = None
     verb = "atomic"
 
     def __call__(
@@ -588,16 +591,21 @@ class Atomic(Access):
 
         `stores` is cleared for those that find something else than they compare with.
         """
-        function = self.global_function if region.space == "global" else self.function
+        function, scan = (
+            (self.global_function, self.global_scan) if region.space == "global" else (self.function, self.scan)
+        )
         changed = False
         if order is not None:
             at, place = at[order], place[order]
         words = {element: ContendedWords(at + element, partial(region.read, self.size)) for element in elements}
         turns: Iterable[Array] = ()
-        if self.scan is not None and words[elements[0]].are_few:
+        if scan is not None and words[elements[0]].are_few:
             for element in elements:
-                found, moved = words[element].scan(self.scan, sources[element][0][place].astype(self.dtype))
+                given = [source[place].astype(self.dtype) for source in sources[element]]
+                found, moved = words[element].scan(scan, *given)
                 old[element][place], changed = found, changed or moved
+                if self.compares:
+                    stores[place] &= found == given[0]
         else:
             turns = _turns(at)
         for turn in turns:
@@ -673,6 +681,7 @@ def atomic(instruction: Instruction, opcode: MemoryOpcode, bounds: Bounds | None
         global_function=isa.resolve_atomic(operation, kind, flush),
         dtype=np.dtype(f"u{opcode.size}"),
         compares=operation == "cas",
-        scan=scan_of(operation, kind),
+        scan=together(operation, kind, opcode.count),
+        global_scan=together(operation, kind, opcode.count, flush),
         idle={"add": 0, "or": 0, "xor": 0, "and": (1 << 8 * opcode.size) - 1}.get(operation),
     )

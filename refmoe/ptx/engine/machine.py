@@ -13,6 +13,7 @@ that instruction, unless they did so before and came back to the same state: tha
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -144,6 +145,7 @@ class Machine(Runner):
                 # Another schedule parts the lanes of a warp where nothing else does.
                 self.code.lanes_synchronise or not launch.schedule.default,
                 self.code.has_bulk, self.code.fences_in_order, self.code.fences_inits, self.code.lanes_leave,
+                launch.agents, self._absent_warps(blocks),
             )  # fmt: skip
             self.strong = Strong(self.clocks, launch.order, self.warps, first_cta, blocks, self.choices)
             self._watch_shared()
@@ -180,6 +182,14 @@ class Machine(Runner):
     def _turn_at_barrier(self) -> Array:
         """int64 [lanes], in which turn each lane came to a barrier last."""
         return np.zeros(self.lanes, np.int64)
+
+    def _absent_warps(self, blocks: int) -> Array | None:
+        """Numbers, in a cluster of so many blocks, of the warps that have no lanes."""
+        living = -(-math.prod(self.launch.block) // 32)
+        if living == self.warps:
+            return None
+        every = np.arange(blocks * self.warps)
+        return every[every % self.warps >= living]
 
     def restart(self, first_cta: int) -> bool:
         """Become as many other CTAs, if these have exited without a step in Python. False if they have not."""

@@ -47,6 +47,7 @@ from refmoe.ptx.state.records import (
     THREAD,
     WEAK,
     Several,
+    is_weaker,
 )
 from refmoe.ptx.text.syntax import Instruction
 
@@ -115,8 +116,10 @@ def merge(before: int, mine: int, clocks: Clocks) -> int:
     several = max(several, (before & int(SEVERAL)) >> SEVERAL_SHIFT)
     strength = min(before & int(STRENGTH), mine & int(STRENGTH))
     step = max(before >> STEP_SHIFT, mine >> STEP_SHIFT)
-    agents = (before & int(ASYNCHRONOUS)) | (mine & int(_AGENTS))
-    return (step << STEP_SHIFT) | (several << SEVERAL_SHIFT) | strength | (mine & int(THREAD)) | agents
+    rest = mine & int(THREAD | _AGENTS)
+    if before & int(_AGENTS) or mine & int(BULK):
+        rest |= int(ASYNCHRONOUS)
+    return (step << STEP_SHIFT) | (several << SEVERAL_SHIFT) | strength | rest
 
 
 class RaceShadow:
@@ -259,8 +262,6 @@ class RaceShadow:
                 writes=does != "read", reads=does != "write",
             )  # fmt: skip
 
-    # Reads
-
     def read(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, asynchronous: bool = False
     ) -> None:
@@ -306,13 +307,14 @@ class RaceShadow:
         clocks = frame.machine.clocks
         column = (lane >> 5) % self.readers if self.readers else 0
         previous = int(self._reads[column, at])
-        if not self.readers and previous and (previous ^ mine) & int(_OTHER_WARP):
+        differs = (previous ^ mine) & int(_OTHER_WARP if not previous & int(_AGENTS) else THREAD | _AGENTS)
+        if not self.readers and previous and differs:
             others = int(self._reads[1, at])
-            if others and not self._ordered(frame, lane, others):
+            if others and (is_weaker(others, mine) or not self._ordered(frame, lane, others)):
                 previous = merge(others, previous, clocks)
             self._reads[1, at] = previous
         else:
-            mine = self._last(frame, lane, previous, mine)
+            mine = self._last(frame, lane, previous, mine, by_read=True)
         self._reads[column, at] = mine
 
     def _ordered(self, frame: Frame, lane: int, record: int) -> bool:
@@ -330,7 +332,7 @@ class RaceShadow:
 
         return ordered
 
-    def _last(self, frame: Frame, lane: int, previous: int, mine: int) -> int:
+    def _last(self, frame: Frame, lane: int, previous: int, mine: int, by_read: bool = False) -> int:
         """The record that takes the place of another one of the same warp's reads, or of the writes."""
         if not previous:
             return mine
@@ -339,12 +341,10 @@ class RaceShadow:
         other = (previous ^ mine) & int(THREAD) or previous & int(SEVERAL | _AGENTS)
         if other and not self._ordered(frame, lane, previous):
             return merge(previous, mine, frame.machine.clocks)
-        if not other and previous & int(STRENGTH) < mine & int(STRENGTH):
-            # What a thread did weakly before is not forgotten.
+        if (by_read or not other) and is_weaker(previous, mine):
+            # A write that does not race with the strong access may race with the weak one before it.
             return merge(previous, mine, frame.machine.clocks)
         return mine
-
-    # Writes
 
     def _unordered(self, frame: Frame, at: Array, who: Array, mine: Array) -> list[tuple[Array, Array, str]]:
         """Conflicts of a write: (positions, their previous records, kind of race)."""

@@ -73,7 +73,7 @@ def barrier_edits(race: RaceSite) -> Iterator[tuple[str, tuple[PtxEdit, ...], Re
             yield f"{words} after {where(race.later)}", (PtxEdit(race.later, "after", text),), relation
         for each in meetings(race):
             yield f"{words} before {where(each)}", (PtxEdit(each, "before", text),), relation
-        if race.earlier is not None and relation == "block":
+        if race.earlier is not None and relation in ("block", "cluster"):
             # Each of two branches has its own.
             yield (
                 f"{words} after {where(race.earlier)}, and before {where(race.later)}", (after_earlier, before_later),

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
+from refmoe.ptx.engine.cluster.meetings import ClusterMeetings
 from refmoe.ptx.engine.lanes import Checks, OutOfTime
 from refmoe.ptx.engine.order.witness import RaceWitness, RacingPair
 from refmoe.ptx.errors import Index3, PtxError, RaceError
@@ -38,12 +39,26 @@ _GUARD = re.compile(r"@!?\s*\S+\s+")
 _MEETING = "bar.warp.sync 0xffffffff;"
 
 
+class Counted(Protocol):
+    """A launch in which it was counted who met whom."""
+
+    @property
+    def meetings(self) -> ClusterMeetings | None:
+        """How often threads came to the barrier of their cluster, or None where nobody has."""
+        ...
+
+
 class EndedLaunch(Protocol):
     """A launch that ended well, and whose bytes nobody has yet."""
 
     @property
     def warnings(self) -> tuple[RaceError, ...]:
         """What it warned of."""
+        ...
+
+    @property
+    def ran(self) -> Counted:
+        """What is known of it besides."""
         ...
 
     def take_back(self) -> None:
@@ -310,7 +325,7 @@ class Explainer:
         except RaceError as error:
             return error
         outcome.take_back()
-        return Ended(outcome.warnings)
+        return Ended(outcome.warnings, outcome.ran.meetings)
 
     def _run_certainly(self, module: Module) -> EndedLaunch:
         """Run a module aside; a race that is only suspected is looked for again."""

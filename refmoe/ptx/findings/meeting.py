@@ -8,6 +8,9 @@ threads of its block, and `__syncwarp()` all of its mask.
 So a launch with an inserted barrier is run twice more, and one of both has to do what it did. In the one the inserted
 barriers meet nobody but each other. In the other no thread exits before all do, so that one that is missing is missed:
 there a barrier may meet one of the text, as the twin that a branch lacks does.
+
+The barrier of a cluster has no numbers, so that it cannot be run alone. There both threads have to come equally often,
+see `refmoe.ptx.engine.cluster.meetings`.
 """
 
 from __future__ import annotations

@@ -19,8 +19,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, Protocol
 
+from refmoe.ptx.engine.cluster.meetings import ClusterMeetings
 from refmoe.ptx.engine.lanes import OutOfTime
 from refmoe.ptx.errors import PtxError, RaceError
+from refmoe.ptx.findings.barriers import BARRIERS
 from refmoe.ptx.findings.edits import Unplaced, apply
 from refmoe.ptx.findings.finding import Finding
 from refmoe.ptx.findings.meeting import among_themselves, exits_together, inserts_meetings, spare_barrier
@@ -109,9 +111,15 @@ class Agreeing(Protocol):
 
 @dataclass(frozen=True)
 class Ended:
-    """A launch with a change ended without a fault; `warnings` are what it warned of."""
+    """A launch with a change ended without a fault.
+
+    Attributes:
+        warnings: what it warned of.
+        meetings: how often threads came to the barrier of their cluster, or None.
+    """
 
     warnings: tuple[RaceError, ...]
+    meetings: ClusterMeetings | None = None
 
 
 # What became of a launch: a race, an end without a fault, or None for another fault.
@@ -301,6 +309,9 @@ class Trials:
 
         `text` is the one with the change, and does well.
         """
+        outcome = self._outcomes.get(text)
+        if isinstance(outcome, Ended) and _only_one_came(text, race, outcome.meetings):
+            return None
         number = spare_barrier(text)
         try:
             if number is None or not inserts_meetings(remedy.edits):
@@ -360,6 +371,14 @@ class Trials:
 
 def _lines_of(race: RaceSite) -> set[int]:
     return {race.error.line} | ({race.earlier.line} if race.earlier else set())
+
+
+def _only_one_came(text: str, race: RaceSite, meetings: ClusterMeetings | None) -> bool:
+    """Whether a barrier of a cluster was inserted that only one of both threads of a race came to."""
+    error = race.error
+    if BARRIERS["cluster"][1] not in text or meetings is None or error.other_block is None or error.among is None:
+        return False
+    return meetings.of((error.block, error.thread)) != meetings.of((error.other_block, error.among))
 
 
 def _is_related(left: RaceError, race: RaceSite) -> bool:

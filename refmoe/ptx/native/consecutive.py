@@ -1,10 +1,14 @@
 """Accesses of whole warps to places at equal distances: the most common ones, which need no gathers.
 
         lane    0      1      2           31
-    memory   |width |width |width | ... |width |      in one page, whose granules are as wide as the access
+    memory   |width |width |width | ... |width |      in one page, whose granules are as wide as the access, or finer
 
 The rules are those of `refmoe.ptx.native.memory`; here lane i has the element i of each vector that lies in memory, of
-data, of their validity and of their records.
+data, of their validity and of their records. Of a page with finer granules a lane has several records that follow each
+other, and vectors of 32 records are looked at one after another:
+
+        lane    0   0   0   0   1   1   1   1       7       8   8   8   8   9
+    records   | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | ... | 31 | | 0 | 1 | 2 | 3 | ...      words in a page of single bytes
 
 At other distances (two loads of 16 bytes by each lane, or all lanes at one place) this loads where there is nothing to
 look up: from buffers that nobody writes.
@@ -26,6 +30,7 @@ from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT
 Value = Any
 _RECORD_SHIFT = 3
 _LINE_SHIFT = 7
+_LANES_SHIFT = 5
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,38 @@ class Reads:
     number: Value
     column: Value
     next: Value
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Whose the elements of a vector are: element i is of lane `first + i >> shift` of the warp.
+
+    Attributes:
+        first: 64 bits, elements of this warp in front of the vector.
+        shift: 64 bits, binary logarithm of how many each lane has.
+    """
+
+    first: Value
+    shift: Value
+
+
+#: Each lane has one.
+BY_LANE = Spread(word(0), word(0))
+
+
+@dataclass(frozen=True)
+class Records:
+    """32 records that follow each other, in each column.
+
+    Attributes:
+        slot: bytes in front of them.
+        here: those of lanes that act.
+        spread: whose they are.
+    """
+
+    slot: Value
+    here: Value
+    spread: Spread
 
 
 class AccessKind(Protocol):
@@ -124,11 +161,11 @@ class Whole(Protocol):
         """Where the values of an element lie, one for each lane."""
         ...
 
-    def mine(self) -> Value:
-        """The record of an access by each lane now."""
+    def mine(self, spread: Spread = BY_LANE) -> Value:
+        """The record of an access now, by the lane of each element."""
         ...
 
-    def refuse_unordered(self, previous: Value, mine: Value, here: Value) -> None:
+    def refuse_unordered(self, previous: Value, mine: Value, here: Value, spread: Spread = BY_LANE) -> None:
         """Leave if a record of somebody else's access is not ordered before this one."""
         ...
 
@@ -148,11 +185,11 @@ class Whole(Protocol):
         """Where the reads of this warp are recorded."""
         ...
 
-    def reader(self, previous: Value, mine: Value) -> tuple[Value, Value]:
-        """(the lanes before whom a lane of another warp read, the record of their read)."""
+    def reader(self, row: Value, previous: Value, mine: Value, spread: Spread = BY_LANE) -> tuple[Value, Value]:
+        """(the lanes before whom a lane of another warp, or a copy, read; the record of their read)."""
         ...
 
-    def displaced(self, others: Value, previous: Value, elsewhere: Value) -> Value:
+    def displaced(self, others: Value, previous: Value, elsewhere: Value, spread: Spread = BY_LANE) -> Value:
         """The records of the readers but the last one of each granule, of which `previous` was one."""
         ...
 
@@ -194,10 +231,8 @@ class Consecutive:
                     with build.if_then(build.icmp_unsigned(">=", before, word(own)), likely=False):
                         build.call(of.refine, [self.row, page])
                     build.store(build.load(state, typ=WORD), of.state)
-                fits = build.icmp_unsigned("==", build.load(of.state, typ=WORD), word(own))
-                with build.if_then(fits):
-                    self._do(page, watched)
-                    of.finish()
+                self._do(page, watched)
+                of.finish()
         build.ret(build.call(anywhere, of.function.args))
 
     def _is_regular(self) -> Value:
@@ -287,9 +322,7 @@ class Consecutive:
                 kind = ir.IntType(LANES * self.count)
                 leave_if(build, build.icmp_unsigned("!=", build.bitcast(missing, kind), ir.Constant(kind, 0)), 1)
         with build.if_then(watched):
-            within = build.lshr(build.and_(self.first, word(PAGE - 1)), word(self.variant.width.bit_length() - 1))
-            slot = build.shl(build.or_(build.and_(self.first, word(-PAGE)), within), word(_RECORD_SHIFT))
-            (self._order_store if self.variant.stores else self._order_load)(slot)
+            self._order()
         data = field(build, self.row, Row.DATA)
         if not self.variant.stores:
             self._deal(self._load(data))
@@ -322,21 +355,23 @@ class Consecutive:
     def _store(self, value: Value, base: Value) -> None:
         self._stored(value, self._place(base), self.variant.width)
 
-    def _loaded(self, place: Value, kind: Any, align: int, otherwise: int = 0) -> Value:
+    def _loaded(self, place: Value, kind: Any, align: int, otherwise: int = 0, here: Value = None) -> Value:
         if not self.in_part:
             return self.build_.load(place, typ=kind, align=align)
         bits = kind.element.width
         rest = ir.Constant(kind, [otherwise & ((1 << bits) - 1)] * kind.count)
         function = self._masked("load", kind, [POINTER, WARP_MASK, _mask_of(kind), kind], kind)
-        return self.build_.call(function, [place, ir.Constant(WARP_MASK, align), self._some(kind), rest])
+        some = self._some(kind) if here is None else here
+        return self.build_.call(function, [place, ir.Constant(WARP_MASK, align), some, rest])
 
-    def _stored(self, value: Value, place: Value, align: int) -> None:
+    def _stored(self, value: Value, place: Value, align: int, here: Value = None) -> None:
         if not self.in_part:
             self.build_.store(value, place, align=align)
             return
         kind = value.type
         function = self._masked("store", kind, [kind, POINTER, WARP_MASK, _mask_of(kind)], ir.VoidType())
-        self.build_.call(function, [value, place, ir.Constant(WARP_MASK, align), self._some(kind)])
+        some = self._some(kind) if here is None else here
+        self.build_.call(function, [value, place, ir.Constant(WARP_MASK, align), some])
 
     def _masked(self, verb: str, kind: Any, arguments: list[Any], result: Any) -> Any:
         module, name = self.of.function.module, f"llvm.masked.{verb}.v{kind.count}i{kind.element.width}.p0"
@@ -378,56 +413,99 @@ class Consecutive:
         order = [place // 2 + place % 2 * size for place in range(2 * size)]
         return self.build_.shuffle_vector(even, odd, ir.Constant(ir.VectorType(ir.IntType(32), 2 * size), order))
 
-    # Races: record i is that of lane i
+    # Races
 
     def _records(self, column: Value, slot: Value) -> Value:
         """Where the records of a column lie."""
         return self.build_.inttoptr(self.build_.add(column, slot), POINTER)
 
-    def _order_load(self, slot: Value) -> None:
-        build, of = self.build_, self.of
-        mine, used, reads = of.mine(), self._used(), of.own_reads(self.row)
+    def _order(self) -> None:
+        """Hold the accesses against the records of their granules, which they change."""
+        build, own = self.build_, self.variant.width.bit_length()
+        state = build.load(self.of.state, typ=WORD)
+        within = build.lshr(build.and_(self.first, word(PAGE - 1)), build.sub(state, word(1)))
+        slot = build.shl(build.or_(build.and_(self.first, word(-PAGE)), within), word(_RECORD_SHIFT))
+        used = self._used()
         columns = build.load(used, typ=WORD)
-        with build.if_then(build.trunc(columns, ir.IntType(1))):
-            writes = self._loaded(self._records(field(build, self.row, Row.WRITES), slot), vector(64), 8)
-            of.refuse_unordered(writes, mine, self.here)
-        place = self._records(reads.column, slot)
-        own = of.columns_of_loads(reads)
-        first = build.icmp_unsigned("==", build.and_(columns, own), word(0))
-        with build.if_else(first) as (nobody_read, somebody_read):
-            with nobody_read:
-                self._stored(mine, place, 8)
-                build.store(build.or_(columns, own), used)
-            with somebody_read:
-                previous = self._loaded(place, vector(64), 8)
-                elsewhere, record = of.reader(previous, mine)
-                with build.if_then(build.and_(build.not_(reads.apart), of.any(elsewhere))):
-                    other = self._records(reads.next, slot)
-                    kept = self._loaded(other, vector(64), 8)
-                    others = of.displaced(kept, previous, elsewhere)
-                    self._stored(build.select(elsewhere, others, kept), other, 8)
-                self._stored(record, place, 8)
-        of.note_step(self.row, build.lshr(self.first, word(PAGE_SHIFT)), reads)
+        reads = self.of.own_reads(self.row)
+        own_columns = word(1) if self.variant.stores else self.of.columns_of_loads(reads)
+        # Before anything is written there: what is refused halfway has left records behind.
+        build.store(build.or_(columns, own_columns), used)
+        order = self._order_store if self.variant.stores else self._order_load
+        with build.if_else(build.icmp_unsigned("==", state, word(own)), likely=True) as (alike, finer):
+            with alike:
+                order(Records(slot, self.here, BY_LANE), columns)
+            with finer:
+                self._order_parts(slot, build.sub(word(own), state), columns)
+        if self.variant.stores:
+            self._note_lines(Row.WRITE_STEPS)
+            return
+        self.of.note_step(self.row, build.lshr(self.first, word(PAGE_SHIFT)), reads)
         self._note_lines(Row.READ_STEPS)
 
-    def _order_store(self, slot: Value) -> None:
+    def _order_parts(self, slot: Value, shift: Value, columns: Value) -> None:
+        """`_order` where each lane has 2^shift granules."""
+        build = self.build_
+        every = build.shl(self.acting, shift)
+        vectors = build.lshr(build.add(every, word(LANES - 1)), word(_LANES_SHIFT))
+        steps = (self._refuse_store, self._enter_store) if self.variant.stores else (self._order_load,)
+        # Whoever is refused has changed no record: a store looks at all of them first.
+        for step in steps:
+            with counted(build, vectors) as number:
+                first = build.shl(number, word(_LANES_SHIFT))
+                element = build.add(self.of.splat(first), _lanes_times(1))
+                here = build.icmp_unsigned("<", element, self.of.splat(every))
+                place = build.add(slot, build.shl(first, word(_RECORD_SHIFT)))
+                step(Records(place, here, Spread(first, shift)), columns)
+
+    def _order_load(self, held: Records, columns: Value) -> None:
         build, of = self.build_, self.of
-        mine, used = of.mine(), self._used()
-        columns = build.load(used, typ=WORD)
-        place = self._records(field(build, self.row, Row.WRITES), slot)
+        mine, reads = of.mine(held.spread), of.own_reads(self.row)
         with build.if_then(build.trunc(columns, ir.IntType(1))):
-            of.refuse_unordered(self._loaded(place, vector(64), 8), mine, self.here)
+            writes = self._held(field(build, self.row, Row.WRITES), held)
+            of.refuse_unordered(writes, mine, held.here, held.spread)
+        first = build.icmp_unsigned("==", build.and_(columns, of.columns_of_loads(reads)), word(0))
+        with build.if_else(first) as (nobody_read, somebody_read):
+            with nobody_read:
+                self._enter(mine, reads.column, held)
+            with somebody_read:
+                previous = self._held(reads.column, held)
+                elsewhere, record = of.reader(self.row, previous, mine, held.spread)
+                with build.if_then(build.and_(build.not_(reads.apart), of.any(elsewhere))):
+                    kept = self._held(reads.next, held)
+                    others = of.displaced(kept, previous, elsewhere, held.spread)
+                    self._enter(build.select(elsewhere, others, kept), reads.next, held)
+                self._enter(record, reads.column, held)
+
+    def _order_store(self, held: Records, columns: Value) -> None:
+        self._refuse_store(held, columns)
+        self._enter_store(held, columns)
+
+    def _refuse_store(self, held: Records, columns: Value) -> None:
+        build, of = self.build_, self.of
+        mine = of.mine(held.spread)
+        with build.if_then(build.trunc(columns, ir.IntType(1))):
+            writes = self._held(field(build, self.row, Row.WRITES), held)
+            of.refuse_unordered(writes, mine, held.here, held.spread)
         reads, stride = field(build, self.row, Row.READS), field(build, self.row, Row.COLUMN_BYTES)
         somebody_read = build.icmp_unsigned("!=", build.lshr(columns, word(1)), word(0))
         with build.if_then(somebody_read), counted(build, field(build, self.row, Row.COLUMNS)) as column:
             in_use = build.and_(columns, column_bit(build, build.add(column, word(1))))
             known = of.knows_reads(self.row, build.lshr(self.first, word(PAGE_SHIFT)), column)
             with build.if_then(build.and_(build.icmp_unsigned("!=", in_use, word(0)), build.not_(known))):
-                held = self._records(build.add(reads, build.mul(column, stride)), slot)
-                of.refuse_unordered(self._loaded(held, vector(64), 8), mine, self.here)
-        self._stored(mine, place, 8)
-        build.store(build.or_(columns, word(1)), used)
-        self._note_lines(Row.WRITE_STEPS)
+                readers = self._held(build.add(reads, build.mul(column, stride)), held)
+                of.refuse_unordered(readers, mine, held.here, held.spread)
+
+    def _enter_store(self, held: Records, _: Value) -> None:
+        mine = self.of.mine(held.spread)
+        self._enter(mine, field(self.build_, self.row, Row.WRITES), held)
+
+    def _held(self, column: Value, held: Records) -> Value:
+        """The records of a column, 0 for lanes that do not act."""
+        return self._loaded(self._records(column, held.slot), vector(64), 8, here=held.here)
+
+    def _enter(self, made: Value, column: Value, held: Records) -> None:
+        self._stored(made, self._records(column, held.slot), 8, here=held.here)
 
     def _used(self) -> Value:
         """Where the columns in use of the page are noted."""

@@ -175,8 +175,7 @@ def _known(module: Any) -> Any:
         code.done_if(code.constant(I1, 1), reached(warps * (1 + _LANES) + thread))
     by_agent = agents.equals(_BULK) & _field(code, context, Context.BULK).differs(0)
     code.done_if(by_agent ^ True, no)
-    last = code.constant(I64, records.AGENTS - 1)
-    code.done(reached(warps * (1 + 2 * _LANES) + code.min(thread, last)))
+    code.done(reached(warps * (1 + 2 * _LANES) + thread))
     return code.function
 
 
@@ -191,7 +190,8 @@ def merged(module: Any) -> Any:
     several = code.max(code.select(elsewhere, apart, int(Several.LANES), I64), (before >> records.SEVERAL_SHIFT) & 3)
     strength = code.min(before & _STRENGTH, mine & _STRENGTH)
     step = code.max(before >> records.STEP_SHIFT, mine >> records.STEP_SHIFT)
-    rest = mine & (_THREAD | _ASYNCHRONOUS | _BULK) | before & _ASYNCHRONOUS
+    of_agent = code.select(((before | mine) & _BULK).differs(0), _ASYNCHRONOUS, 0, I64)
+    rest = mine & (_THREAD | _ASYNCHRONOUS | _BULK) | before & _ASYNCHRONOUS | of_agent
     code.done((step << records.STEP_SHIFT) | (several << records.SEVERAL_SHIFT) | strength | rest)
     return code.function
 
@@ -417,11 +417,9 @@ class _Accesses:
             made.set(code.call(self.merge, self.context, record, mine))
         return made.get()
 
-    def was_weaker(self, record: Value, lane: Value) -> Value:
-        """Whether a record is of a weaker access by the same thread."""
-        mine = self.base + lane
-        same = ((record ^ mine) & (_THREAD | _SEVERAL)).equals(0) & record.differs(0)
-        return same & ((record & _STRENGTH) < (mine & _STRENGTH))
+    def was_weaker(self, record: Value) -> Value:
+        """Whether a record is of a weaker access."""
+        return record.differs(0) & ((record & _STRENGTH) < (self.flags & _STRENGTH))
 
 
 def _begin(module: Any, name: str, ordered: Any, merge: Any = None) -> _Accesses:
@@ -467,16 +465,23 @@ def _reads(module: Any, ordered: Any, merge: Any) -> None:
             code.store(code.max(step, code.load(I64, place, align=8)), place, align=8)
         place = reads + code.select(readers.equals(0), 0, own * stride) + granule.place
         previous, mine = code.load(I64, place, align=8), of.base + lane
-        elsewhere = ((previous ^ mine) & (_THREAD & ~_LANE)).differs(0) & previous.differs(0)
+        # The number of an agent is no thread's, and what a copy reads comes before nothing that its thread does.
+        agents = _ASYNCHRONOUS | _BULK
+        agent = (previous & agents).differs(0) & ((previous ^ mine) & (_THREAD | agents)).differs(0)
+        elsewhere = (((previous ^ mine) & (_THREAD & ~_LANE)).differs(0) | agent) & previous.differs(0)
         made = code.variable(I64, mine)
         with code.when(readers.equals(0) & elsewhere):
             # The last reader, and the others.
             others = code.load(I64, place + stride, align=8)
-            code.store(code.call(others_of, of.context, lane, others, previous), place + stride, align=8)
+            kept = code.variable(I64, code.call(others_of, of.context, lane, others, previous))
+            # A write that does not race with this strong read may race with a weak one before it.
+            with code.when(of.was_weaker(others)):
+                kept.set(code.call(merge, of.context, others, previous))
+            code.store(kept.get(), place + stride, align=8)
         with code.when((readers.equals(0) & elsewhere) ^ True):
             made.set(of.replaced(previous, lane, by_read=True))
-            # What a thread did weakly before is not forgotten.
-            with code.when(of.was_weaker(previous, lane)):
+            # Nor is what was read weakly before by the same warp.
+            with code.when(of.was_weaker(previous)):
                 made.set(code.call(merge, of.context, previous, mine))
         code.store(made.get(), place, align=8)
     code.done(code.constant(I32, OrderStatus.DONE))

@@ -136,7 +136,7 @@ class RowLoads:
             for held in self._records(field(build, self.row, Row.WRITES), slots):
                 of.refuse_unordered(held, mine, self.here)
         own = of.columns_of_loads(reads)
-        made = [of.reader(held, mine)[1] for held in self._records(reads.column, slots)]
+        made = [of.reader(self.row, held, mine)[1] for held in self._records(reads.column, slots)]
         # Side by side, so that a row's can be taken from one vector: of part p of lane i, element 32 p + i.
         record = made[0] if self.parts == 1 else self._joined(*made)
         for row, slot in zip(self.rows, slots, strict=True):

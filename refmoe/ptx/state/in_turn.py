@@ -2,7 +2,8 @@
 
 Hundreds of lanes that count in one word take hundreds of turns. An integer operation gives the same in one scan as in
 turns, so that `accumulate` of NumPy does them all. A counter that goes round (`inc`, `dec`) has a formula where all
-lanes have one bound. Floating point rounds after each turn, which the turns do.
+lanes have one bound. Floating point rounds after each turn, and a comparison asks for what the turn before left: these
+are turns indeed, in native code (`refmoe.ptx.native.turns`).
 """
 
 from __future__ import annotations
@@ -113,15 +114,18 @@ class ContendedWords:
         """Whether lanes take more turns at one of the words than there are words."""
         return len(self.places) < len(self.of) and len(self.places) <= int(np.bincount(self.of).max())
 
-    def scan(self, scan: Scan, operands: Array) -> tuple[Array, bool]:
-        """(what each lane [n] finds, whether a turn changed a word); `operands` [n] are the lanes' own."""
-        found, changed = np.empty_like(operands), False
+    def scan(self, scan: Callable[..., Array], *operands: Array) -> tuple[Array, bool]:
+        """(what each lane [n] finds, whether a turn changed a word); `operands` [n] each are the lanes' own.
+
+        `scan(word, *operands)` gives what a word holds before and after each of some turns.
+        """
+        found, changed = np.empty_like(operands[0]), False
         order = np.argsort(self.of, kind="stable")
         ends = np.cumsum(np.bincount(self.of, minlength=len(self.places)))
         begin = 0
         for number, end in enumerate(ends.tolist()):
             lanes = order[begin:end]
-            values = scan(self.held[number], operands[lanes])
+            values = scan(self.held[number], *(each[lanes] for each in operands))
             found[lanes], self.held[number] = values[:-1], values[-1]
             changed = changed or bool((values[1:] != values[:-1]).any())
             begin = end

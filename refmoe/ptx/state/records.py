@@ -28,8 +28,7 @@ SEVERAL_SHIFT = 31
 SEVERAL = np.int64(3 << SEVERAL_SHIFT)
 STEP_SHIFT = 33
 WEAK: np.int64 = np.int64(0)
-# Barriers on which bulk copies complete, and warpgroups that multiply, in one cluster. Those beyond are taken for one,
-# and so are those beyond the number of its threads.
+# Barriers on which bulk copies complete, and warpgroups that multiply, in one cluster: for more a launch runs again.
 AGENTS = 128
 # The step of a bulk copy that has not landed: nothing is ordered after it. Steps are below.
 PENDING = 1 << 29
@@ -59,3 +58,8 @@ class Several(IntEnum):
     """Some of the cluster's: of the CTA's where clusters have one."""
     CLUSTERS = 3
     """Some of the grid's."""
+
+
+def is_weaker(record: int, other: int) -> bool:
+    """Whether an access is morally strong with fewer threads than another one, or with none."""
+    return record & int(STRENGTH) < other & int(STRENGTH)

@@ -173,7 +173,7 @@ def _of_any_ctas(
         **_CONSTANTS,
         "%laneid": lane,
         "%warpid": np.tile((threads // 32).astype(np.uint32), ctas),
-        "%nwarpid": np.uint32(warps),
+        "%nwarpid": np.uint32(-(-math.prod(block) // 32)),
         "%lanemask_eq": eq,
         "%lanemask_lt": lower,
         "%lanemask_le": lower | eq,

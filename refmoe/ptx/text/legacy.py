@@ -1,8 +1,9 @@
-"""Single precision as texts for the first chips have it (`.target sm_10` to `sm_13`), in today's spellings.
+"""Old spellings in today's: `membar.proxy`, and single precision as texts for the first chips have it.
 
-Such a text names no `.ftz`, no `.approx` and no rounding. On later chips its FP32 instructions flush subnormals,
-division and the functions are approximate, and `mad.f32` is `fma.rn.ftz.f32` (PTX ISA, the target notes of each
-instruction: "When JIT-compiled for SM 2.0 devices, mad.f32 is implemented as a fused multiply-add").
+A text for `.target sm_10` to `sm_13` names no `.ftz`, no `.approx` and no rounding. On later chips its FP32
+instructions flush subnormals, division and the functions are approximate, and `mad.f32` is `fma.rn.ftz.f32` (PTX ISA,
+the target notes of each instruction: "When JIT-compiled for SM 2.0 devices, mad.f32 is implemented as a fused
+multiply-add").
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ _CHOSEN = ("approx", "full", "rn", "rz", "rm", "rp")
 def modernised(instruction: Instruction, target: str) -> Instruction:
     """An instruction of a text for `target` in the spelling that says what it does on a later chip."""
     stem, *parts = instruction.opcode.split(".")
+    if stem == "membar" and parts[:1] == ["proxy"]:
+        # PTX ISA, "membar, fence": the one is a synonym of the other.
+        return replace(instruction, opcode=".".join(["fence", *parts]))
     if parts[-1:] != ["f32"] or stem not in (*_FLUSHED, *_APPROXIMATE) or not _FIRST.fullmatch(target):
         return instruction
     chosen = [part for part in parts if part in _CHOSEN]

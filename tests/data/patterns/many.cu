@@ -17,6 +17,32 @@ KER NAME(ARGS) { __shared__ __align__(16) u32 t[10][4]; __shared__ u64 b[10]; if
     mb_wait(&b[8], 0); st_rlx(cnt + BID, 1); } if (TID == 0) { while (!ld_rlx(cnt + BID)) {} mb_wait(&b[⟨9¦8⟩], 0);
     out[BID] = t[8][1]; for (int i = 0; i < 10; i++) mb_wait(&b[i], 0); } }
 
+//# forty_barriers_of_a_warp finds=RaceError:write-read b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 t[40][4]; __shared__ u64 b[40]; if (TID == 0) { for (int i = 0; i < 40;
+    i++) { mb_init(&b[i], 1); mb_expect(&b[i], 16); bulk_load(t[i], in, 16, &b[i]); } } __syncwarp(); if (TID == 1) {
+    mb_wait(&b[38], 0); st_rlx(cnt, 1); } if (TID == 0) { while (!ld_rlx(cnt)) {} mb_wait(&b[⟨39¦38⟩], 0); out[0] =
+    t[38][1]; for (int i = 0; i < 40; i++) mb_wait(&b[i], 0); } }
+
+//# forty_barriers_of_a_warp_in_phases finds=RaceError:write-write b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 t[40][4]; __shared__ u64 full[40], empty[40]; if (TID == 0) for (int i =
+    0; i < 40; i++) { mb_init(&full[i], 1); mb_init(&empty[i], 1); } fence_async(); __syncwarp(); if (TID == 0) for (int
+    i = 0; i < 80; i++) { if (i >= 40⟨ && i != 60¦⟩) mb_wait(&empty[i - 40], 0); mb_expect(&full[i % 40], 16);
+    bulk_load(t[i % 40], in, 16, &full[i % 40]); } else if (TID == 1) { u32 a = 0; for (int i = 0; i < 80; i++) {
+    mb_wait(&full[i % 40], i / 40); a += t[i % 40][1]; mb_arrive(&empty[i % 40]); } out[0] = a; } }
+
+//# eighty_barriers_of_two_warps_of_a_cluster finds=RaceError:write-read b=32 g=2 cluster=2
+KER NAME(ARGS) { __shared__ __align__(16) u32 t[40][4]; __shared__ u64 b[40]; if (TID == 0) { for (int i = 0; i < 40;
+    i++) { mb_init(&b[i], 1); mb_expect(&b[i], 16); bulk_load(t[i], in, 16, &b[i]); } } __syncwarp(); if (TID == 1) {
+    mb_wait(&b[38], 0); st_rlx(cnt + BID, 1); } if (TID == 0) { while (!ld_rlx(cnt + BID)) {} mb_wait(&b[⟨39¦38⟩], 0);
+    out[BID] = t[38][1]; for (int i = 0; i < 40; i++) mb_wait(&b[i], 0); } }
+
+//# two_hundred_barriers_of_a_cluster finds=RaceError:write-read b=128 g=8 cluster=4
+KER NAME(ARGS) { __shared__ __align__(16) u32 t[50][4]; __shared__ u64 b[50]; __shared__ u32 flag; if (TID == 0) { flag =
+    0; for (int i = 0; i < 50; i++) mb_init(&b[i], 1); } __syncthreads(); if (TID == 0) for (int i = 0; i < 50; i++) {
+    mb_expect(&b[i], 16); bulk_load(t[i], in, 16, &b[i]); } if (TID == 32) { mb_wait(&b[48], 0); VOLATILE(flag) = 1; } if
+    (TID == 0) { while (!VOLATILE(flag)) {} mb_wait(&b[⟨49¦48⟩], 0); out[BID] = t[48][1]; for (int i = 0; i < 50; i++)
+    mb_wait(&b[i], 0); } __syncthreads(); }
+
 //# forty_chunks_by_fences finds=RaceError:write-read g=2 b=64
 KER NAME(ARGS) { for (int i = 0; i < 40; i++) { if (BID == 0) { out[64 * i + TID] = i; ⟨__threadfence_block();¦__threadfence();⟩
     __syncthreads(); if (TID == 0) VOLATILE(cnt[i]) = 1; } else { if (TID == 0) { while (!VOLATILE(cnt[i])) {}
@@ -106,7 +132,146 @@ KER NAME(ARGS) { __shared__ u32 n; if (TID == 0) { out[BID] = 1; ⟨¦__threadfe
     { do n = ld_rlx(cnt); while (n < 1200); __threadfence(); u32 a = 0; for (int i = 0; i < 1200; i++) a += out[i];
     out[2000] = a; } }
 
+//# a_thousand_releases_and_a_narrow_acquire finds=RaceError:write-read g=1200 b=96
+KER NAME(ARGS) { if (TID == 0) { out[BID] = 1; ⟨¦asm volatile("fence.acq_rel.gpu;" ::: "memory");⟩ asm volatile(
+    "red.relaxed.gpu.global.add.u32 [%0], 1;" :: "l"(cnt) : "memory"); } if (BID == 1199 && TID == 64) { while
+    (ld_rlx(cnt) < 1200) {} asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" :: "l"(cnt) : "memory"); } if (BID ==
+    1199 && TID == 32) { while (ld_rlx(cnt) < 1201) {} asm volatile("fence.acq_rel.cta;" ::: "memory"); out[2000] =
+    out[BID]; } }
+
 //# a_hundred_reducing_blocks finds=RaceError:write-read b=32 g=100
 KER NAME(ARGS) { __shared__ __align__(128) u32 t[32]; t[TID] = TID; fence_async(); __syncwarp(); if (TID == 0) { bulk_add(out, t,
     128); bulk_commit(); bulk_wait(); ⟨if (BID)¦⟩ { asm volatile("fence.proxy.async.global;" ::: "memory");
     __threadfence(); if (atomicAdd(cnt, 1) == ⟨98¦99⟩) { __threadfence(); cnt[5] = out[3]; } } } }
+
+//# counters_fenced_by_one_warp finds=RaceError:proxy b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 s[4]; if (TID < 4) s[TID] = 0; __syncthreads(); if (TID % 32 == 0) atomicAdd_block(&s[TID / 32 & 0], 1 +
+    TID); ⟨if (TID >= 32)¦⟩ fence_async(); __syncthreads(); if (TID == 32) { bulk_store(out, s, 16); bulk_commit(); bulk_wait(); } }
+
+//# counters_fenced_by_the_other_warp finds=RaceError:proxy b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 s[4]; if (TID < 4) s[TID] = 0; __syncthreads(); if (TID % 32 == 0) atomicAdd_block(&s[TID / 32 & 0], 1 +
+    TID); ⟨if (TID < 32)¦⟩ fence_async(); __syncthreads(); if (TID == 32) { bulk_store(out, s, 16); bulk_commit(); bulk_wait(); } }
+
+//# counters_of_lanes_fenced_by_one finds=RaceError:proxy b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 s[4]; if (TID < 4) s[TID] = 0; __syncwarp(); if (TID < 3) atomicAdd_block(&s[1], 1 + TID);
+    ⟨if (TID == 2)¦⟩ fence_async(); __syncwarp(); if (TID == 2) { bulk_store(out, s, 16); bulk_commit(); bulk_wait(); } }
+
+//# counters_of_lanes_fenced_by_the_first finds=RaceError:proxy b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 s[4]; if (TID < 4) s[TID] = 0; __syncwarp(); if (TID < 3) atomicAdd_block(&s[1], 1 + TID);
+    ⟨if (TID == 0)¦⟩ fence_async(); __syncwarp(); if (TID == 2) { bulk_store(out, s, 16); bulk_commit(); bulk_wait(); } }
+
+//# sums_in_memory_fenced_by_one_block finds=RaceError:proxy g=3 b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID) return; if (BID < 2) { atomicAdd(out, 5); ⟨if (BID == 1)¦⟩ asm volatile(
+    "fence.proxy.async.global;" ::: "memory"); __threadfence(); atomicAdd(cnt, 1); } else { mb_init(&b, 1); while (ld_acq(cnt) < 2) {} mb_expect(&b,
+    16); bulk_load(d, out, 16, &b); mb_wait(&b, 0); out[100] = d[0]; } }
+
+//# sums_in_memory_fenced_by_the_first_block finds=RaceError:proxy g=3 b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID) return; if (BID < 2) { atomicAdd(out, 5); ⟨if (BID == 0)¦⟩ asm volatile(
+    "fence.proxy.async.global;" ::: "memory"); __threadfence(); atomicAdd(cnt, 1); } else { mb_init(&b, 1); while (ld_acq(cnt) < 2) {} mb_expect(&b,
+    16); bulk_load(d, out, 16, &b); mb_wait(&b, 0); out[100] = d[0]; } }
+
+//# two_stores_of_one_word_fenced_once finds=RaceError:proxy b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 s[4]; if (TID < 4) s[TID] = 0; fence_async(); __syncthreads(); if (TID == 0) { s[1] = 5; ⟨¦fence_async();⟩ } BAR(1,
+    64); if (TID == 32) { s[2] = 6; ⟨asm volatile("fence.proxy.async.global;" ::: "memory");¦fence_async();⟩ bulk_store(out, s, 16); bulk_commit(); bulk_wait(); } }
+
+//# overwritten_by_a_load_over_counters finds=RaceError:proxy b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 s[4]; __shared__ u64 b; if (TID < 4) s[TID] = 0; if (TID == 0) mb_init(&b, 1); fence_async(); __syncthreads(); if
+    (TID % 32 == 0) atomicAdd_block(s, 1); ⟨if (TID >= 32)¦⟩ fence_async(); __syncthreads(); if (TID == 32) { out[50] = s[0]; mb_expect(&b, 16); bulk_load(s,
+    in, 16, &b); mb_wait(&b, 0); out[0] = s[1]; } }
+
+//# the_own_count_comes_last finds=RaceError:exit g=2 b=32 cluster=2
+KER NAME(ARGS) { __shared__ u32 n; auto c = cg::this_cluster(); if (TID == 0) n = 0; c.sync(); if (TID == 0) { if (c.block_rank() == 1) { asm volatile(
+    "red.relaxed.cluster.shared::cluster.add.u32 [%0], 1;" :: "r"(mapa(&n, 0)) : "memory"); st_rlx(cnt, 1); } else { while (!ld_rlx(cnt)) {}
+    asm volatile("red.relaxed.cluster.shared::cta.add.u32 [%0], 1;" :: "r"(sa(&n)) : "memory"); } } ⟨¦c.sync();⟩ }
+
+//# a_reader_who_said_nothing finds=RaceError:read-write g=3 b=32
+KER NAME(ARGS) { if (TID) return; if (BID < 2) { u32 v = out[0]; __threadfence(); ⟨if (BID == 1)¦⟩ atomicAdd(cnt, 1); out[10 + BID] = v; } else { while
+    (⟨ld_rlx¦ld_acq⟩(cnt) < ⟨1¦2⟩) {} out[0] = 9; } }
+
+//# a_reader_who_said_nothing_in_a_block finds=RaceError:read-write b=96
+KER NAME(ARGS) { __shared__ u32 s, n; if (TID == 0) { s = 5; n = 0; } __syncthreads(); if (TID % 32) return; if (TID < 64) { u32 v = s; __threadfence_block();
+    ⟨if (TID == 32)¦⟩ atomicAdd_block(&n, 1); out[TID] = v; } else { while (VOLATILE(n) < ⟨1¦2⟩) {} ⟨¦__threadfence_block();⟩ s = 9; } }
+
+//# a_writer_who_said_nothing finds=RaceError:write-read g=3 b=32
+KER NAME(ARGS) { if (TID) return; if (BID < 2) { atomicAdd(out, 1 + BID); __threadfence(); ⟨if (BID == 1)¦⟩ atomicAdd(cnt, 1); } else { while
+    (⟨ld_rlx¦ld_acq⟩(cnt) < ⟨1¦2⟩) {} out[10] = out[0]; } }
+
+//# a_lane_who_said_nothing finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ u32 s, n; if (TID == 0) { s = 5; n = 0; } __syncthreads(); if (TID < 2) { u32 v = s; __threadfence_block(); ⟨if (TID == 1)¦⟩
+    atomicAdd_block(&n, 1); out[TID] = v; } else if (TID == 32) { while (VOLATILE(n) < ⟨1¦2⟩) {} ⟨¦__threadfence_block();⟩ s = 9; } }
+
+//# sums_in_memory_fenced_by_one_warp finds=RaceError:proxy b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); if (TID % 32 == 0) { atomicAdd(out, 5); ⟨if (TID == 32)¦⟩
+    asm volatile("fence.proxy.async.global;" ::: "memory"); } __syncthreads(); if (TID == 32) { mb_expect(&b, 16); bulk_load(d, out, 16, &b); mb_wait(&b, 0);
+    out[100] = d[0]; } }
+
+//# sums_in_memory_fenced_by_a_lane finds=RaceError:proxy b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); if (TID < 3) { atomicAdd(out, 5); ⟨if (TID == 2)¦⟩
+    asm volatile("fence.proxy.async.global;" ::: "memory"); } __syncthreads(); if (TID == 32) { mb_expect(&b, 16); bulk_load(d, out, 16, &b); mb_wait(&b, 0);
+    out[100] = d[0]; } }
+
+//# source_of_a_load_read_and_overwritten finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); __syncthreads(); if (TID == 0) { mb_expect(&b, 16);
+    bulk_load(d, out, 16, &b); } if (TID == 32) { mb_wait(&b, 0); st_rlx(cnt, 1); } if (TID < 32) { if (TID == 0) while (!ld_rlx(cnt)) {} __syncwarp(); u32 v
+    = 0; if (TID == 5) v = out[1]; ⟨¦if (TID == 0) mb_wait(&b, 0);⟩ __syncwarp(); if (TID == 6) out[1] = 7; if (v > 9) cnt[9] = v; ⟨if (TID == 0) mb_wait(&b, 0);¦⟩
+    } }
+
+//# source_of_a_load_overwritten finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); __syncthreads(); if (TID == 0) { mb_expect(&b, 16);
+    bulk_load(d, out, 16, &b); } if (TID == 32) { mb_wait(&b, 0); st_rlx(cnt, 1); } if (TID < 32) { if (TID == 0) while (!ld_rlx(cnt)) {} __syncwarp();
+    ⟨¦if (TID == 0) mb_wait(&b, 0);⟩ __syncwarp(); if (TID == 6) out[1] = 7; ⟨if (TID == 0) mb_wait(&b, 0);¦⟩ } }
+
+//# source_of_a_load_read_by_the_writer finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); __syncthreads(); if (TID == 32) { mb_expect(&b, 16);
+    bulk_load(d, out, 16, &b); mb_wait(&b, 0); st_rlx(cnt, 1); } if (TID == 0) { while (!ld_rlx(cnt)) {} ⟨¦mb_wait(&b, 0);⟩ u32 v = out[2]; out[2] = 7 + v;
+    ⟨mb_wait(&b, 0);¦⟩ } }
+
+//# source_of_a_load_read_by_another_warp finds=RaceError:read-write b=96
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); __syncthreads(); if (TID == 64) { mb_expect(&b, 16);
+    bulk_load(d, out, 16, &b); mb_wait(&b, 0); st_rlx(cnt, 1); } if (TID == 0) { while (!ld_rlx(cnt)) {} ⟨¦mb_wait(&b, 0);⟩ u32 v = out[2]; __threadfence(); st_rlx(cnt +
+    1, v + 1); ⟨mb_wait(&b, 0);¦⟩ } if (TID == 32) { while (!ld_rlx(cnt + 1)) {} __threadfence(); out[2] = 8; } }
+
+//# source_of_a_copy_read_and_overwritten finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; if (TID == 32) { cpa(d, out); cpa_commit(); ⟨¦cpa_wait<0>();⟩ st_rel(cnt, 1); } if (TID == 0) { while
+    (!ld_acq(cnt)) {} u32 v = out[2]; out[2] = 8 + v; } if (TID == 32) { cpa_wait<0>(); out[9] = d[0]; } }
+
+//# source_of_an_own_copy_read_and_overwritten finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[256]; cpa(d + 4 * TID, out + 4 * TID); cpa_commit(); u32 v = out[4 * TID]; ⟨¦cpa_wait<0>();⟩ out[4 * TID] = 8 + v;
+    cpa_wait<0>(); out[512 + TID] = d[4 * TID]; }
+
+//# source_of_a_neighbours_copy_read_and_overwritten finds=RaceError:read-write b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[128]; cpa(d + 4 * TID, out + 4 * (TID ^ 1)); cpa_commit(); ⟨¦cpa_wait<0>();⟩ __syncwarp(); u32 v = out[4 * TID];
+    out[4 * TID] = 8 + v; cpa_wait<0>(); out[512 + TID] = d[4 * TID]; }
+
+//# source_of_a_store_read_and_overwritten finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ __align__(16) u32 s[4]; if (TID < 4) s[TID] = TID; fence_async(); __syncthreads(); if (TID == 32) { bulk_store(out, s, 16); bulk_commit();
+    ⟨¦bulk_wait_read();⟩ } ⟨if (TID == 32) st_rlx(cnt, 1); if (TID == 0) while (!ld_rlx(cnt)) {}¦__syncthreads();⟩ if (TID == 0) { u32 v = s[2]; s[2] = 9 + v; out[20] = v; }
+    if (TID == 32) bulk_wait(); }
+
+//# a_reader_beside_a_load finds=RaceError:read-write b=128
+KER NAME(ARGS) { __shared__ __align__(16) u32 d[4]; __shared__ u64 b; if (TID == 0) mb_init(&b, 1); __syncthreads(); if (TID == 96) { u32 v = out[2];
+    ⟨st_rlx¦st_rel⟩(cnt, 1 + v); } if (TID == 64) { while (!⟨ld_rlx¦ld_acq⟩(cnt)) {} mb_expect(&b, 16); bulk_load(d, out, 16, &b); mb_wait(&b, 0);
+    st_rel(cnt + 1, 1); } if (TID == 0) { while (!ld_acq(cnt + 1)) {} u32 v = out[2]; st_rel(cnt + 2, 1 + v); } if (TID == 32) { while (!ld_acq(cnt + 2)) {}
+    out[2] = 8; } }
+
+//# a_plain_read_before_a_lanes_strong_one finds=RaceError:read-write g=2 b=32
+KER NAME(ARGS) { if (BID == 0) { u32 v = 0; if (TID == 0) v = out[0]; __syncwarp(); if (TID == 1) v = ld_rlx(out); __syncwarp(); if (TID == 2)
+    ⟨st_rlx¦st_rel⟩(cnt, 1); if (v > 90) cnt[9] = v; } else if (TID == 0) { while (!⟨ld_rlx¦ld_acq⟩(cnt)) {} st_rlx(out, 9); } }
+
+//# a_plain_read_before_a_warps_strong_one finds=RaceError:read-write g=2 b=64
+KER NAME(ARGS) { if (BID == 0) { u32 v = 0; if (TID == 0) v = out[0]; __syncthreads(); if (TID == 32) v = ld_rlx(out); __syncthreads(); if (TID == 2)
+    ⟨st_rlx¦st_rel⟩(cnt, 1); if (v > 90) cnt[9] = v; } else if (TID == 0) { while (!⟨ld_rlx¦ld_acq⟩(cnt)) {} st_rlx(out, 9); } }
+
+//# a_plain_read_before_two_strong_ones finds=RaceError:read-write g=2 b=96
+KER NAME(ARGS) { if (BID == 0) { u32 v = 0; if (TID == 0) v = out[0]; __syncthreads(); if (TID == 32) v = ld_rlx(out); __syncthreads(); if (TID == 64) v =
+    ld_rlx(out); __syncthreads(); if (TID == 2) ⟨st_rlx¦st_rel⟩(cnt, 1); if (v > 90) cnt[9] = v; } else if (TID == 0) { while
+    (!⟨ld_rlx¦ld_acq⟩(cnt)) {} st_rlx(out, 9); } }
+
+//# a_plain_write_before_an_atomic finds=RaceError:read-write g=2 b=64
+KER NAME(ARGS) { if (BID == 0) { if (TID == 0) out[0] = 3; __syncthreads(); if (TID == 32) { atomicAdd(out, 1); ⟨st_rlx¦st_rel⟩(cnt, 1); } } else if (TID == 0) {
+    while (!⟨ld_rlx¦ld_acq⟩(cnt)) {} atomicAdd(out, 5); } }
+
+//# a_plain_read_of_shared_before_a_strong_one finds=RaceError:read-write b=96
+KER NAME(ARGS) { __shared__ u32 s, n; if (TID == 0) { s = 5; n = 0; } __syncthreads(); u32 v = 0; if (TID < 32) { if (TID == 0) v = s; __syncwarp(); if (TID == 1) v =
+    VOLATILE(s); __syncwarp(); ⟨¦if (TID == 1) __threadfence_block();⟩ if (TID == 1) VOLATILE(n) = 1; } else if (TID == 32) { while (!VOLATILE(n)) {}
+    ⟨¦__threadfence_block();⟩ VOLATILE(s) = 9; } if (v > 90) cnt[9] = v; }

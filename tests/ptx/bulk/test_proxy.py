@@ -37,6 +37,7 @@ def warned(body: str, strict: bool = False) -> tuple[ptx.RaceError, ...]:
     [
         "fence.proxy.async.shared::cta; bar.sync 0;",
         "fence.proxy.async; bar.sync 0;",
+        "membar.proxy.async.shared::cta; bar.sync 0;",
         # By the thread that copies, after the barrier.
         "bar.sync 0; @%p0 fence.proxy.async.shared::cta;",
         "bar.sync 0; @%p0 fence.proxy.async.shared::cta; bar.warp.sync -1;",
@@ -54,6 +55,7 @@ def test_a_fence_on_the_way(between: str) -> None:
         "bar.sync 0;",
         # Of the other memory.
         "fence.proxy.async.global; bar.sync 0;",
+        "membar.proxy.async.global; bar.sync 0;",
         # Another kind of fence.
         "fence.acq_rel.gpu; bar.sync 0;",
         # By some of the writers only.

@@ -291,3 +291,119 @@ def test_shared_memory_of_several_blocks_in_one_page() -> None:
     with pytest.raises(ptx.RaceError) as caught:
         run(body.replace("{sync}", ""), out, grid=(8, 1, 1), declarations=cells)
     assert caught.value.kind == "write-read"
+
+
+# A byte makes the page fine. Some first lanes of one block access vectors there, and one lane of another block a byte.
+FINE = """
+    cvt.u64.u32 %d4, %r0;
+    add.s64 %d4, %d4, %d0;
+    mul.wide.u32 %d3, %r1, {width};
+    add.s64 %d3, %d3, %d0;
+    setp.ne.u32 %p1, %r60, {single};
+    @%p1 bra MANY;
+    setp.ne.u32 %p2, %r1, 0;
+    @%p2 bra END;
+    {byte}
+    ret;
+MANY:
+    setp.ne.u32 %p2, %r1, 0;
+    @%p2 bra WHOLE;
+    st.global.{fine} [%d0 + 3072], 1;
+WHOLE:
+    setp.ge.u32 %p2, %r1, {lanes};
+    @%p2 bra END;
+    {many}
+END: ret;
+"""
+LOADS = {
+    4: "ld.global.u32 %r3, [%d3];",
+    8: "ld.global.v2.u32 {%r3, %r4}, [%d3];",
+    16: "ld.global.v4.u32 {%r3, %r4, %r5, %r6}, [%d3];",
+}
+
+
+@ways
+@pytest.mark.parametrize("lanes", [1, 7, 32])
+@pytest.mark.parametrize(("width", "fine"), [(4, "u8"), (4, "u16"), (8, "u32"), (16, "u8")])
+@pytest.mark.parametrize(("many", "single"), [("store", "load"), ("store", "store"), ("load", "store")])
+@pytest.mark.parametrize("first", [0, 1], ids=["byte-first", "byte-last"])
+def test_whole_warps_in_a_page_of_finer_granules(
+    first: int, many: str, single: str, width: int, fine: str, lanes: int, way: Way
+) -> None:
+    body = FINE.replace("{width}", str(width)).replace("{single}", str(first)).replace("{fine}", fine)
+    # What is read is used: of values that nobody uses a race is a warning.
+    byte = f"{TOUCHES['load'][0]} st.global.u8 [%d0 + 4090], %h1;" if single == "load" else TOUCHES["store"][0]
+    vector = f"{LOADS[width]} st.global.u32 [%d3 + 4096], %r3;" if many == "load" else STORES[width]
+    body = body.replace("{lanes}", str(lanes)).replace("{byte}", byte).replace("{many}", vector)
+    end = lanes * width
+    grain = {"u8": 1, "u16": 2, "u32": 4}[fine]
+    for place in sorted({0, width + 1, end // 2 + 3, end - 1}):
+        if place >= end:
+            continue
+        with pytest.raises(ptx.RaceError) as caught:
+            launch(body, np.full(2 * PAGE, 0xEE, np.uint8), place, 2, 32, way)
+        race, thread = caught.value, place // width
+        threads = {race.block[0]: race.thread, race.other_block[0]: race.other_thread}
+        assert threads == {first: (0, 0, 0), 1 - first: (thread, 0, 0)}
+        # Where the byte came first its page may have had granules of a byte before.
+        assert race.offset in (place, place // grain * grain)
+    launch(body, np.full(2 * PAGE, 0xEE, np.uint8), end, 2, 32, way)
+
+
+# Threads store bytes and read, by words, those of another one, over which they then write.
+BITS = """
+    shl.b32 %r5, %r1, 2;
+    mov.u32 %r6, bits;
+    add.u32 %r6, %r6, %r5;
+    st.shared.u8 [%r6], %r1;
+    st.shared.u8 [%r6 + 1], %r1;
+    st.shared.u8 [%r6 + 2], %r1;
+    st.shared.u8 [%r6 + 3], %r1;
+    {between}
+    xor.b32 %r7, %r5, {other};
+    mov.u32 %r6, bits;
+    add.u32 %r6, %r6, %r7;
+    ld.shared.u32 %r8, [%r6];
+    {behind}
+    not.b32 %r10, %r8;
+    st.shared.u32 [%r6], %r10;
+    st.global.u32 [%d2], %r8;
+    ret;
+"""
+FIRST_WORD = "ld.shared.u32 %r9, [bits]; st.global.u32 [%d2 + 4096], %r9;"
+
+
+@ways
+@pytest.mark.parametrize(
+    ("other", "between", "behind", "kind"),
+    [
+        (0, "", "", None),
+        (4, "bar.warp.sync -1;", "", None),
+        (4, "", "", "write-read"),
+        (128, "bar.sync 0;", "", None),
+        (128, "bar.warp.sync -1;", "", "write-read"),
+        (
+            0,
+            "bar.sync 0; ld.shared.u32 %r9, [bits]; st.global.u32 [%d2 + 4096], %r9;",
+            "bar.warp.sync -1;",
+            "read-write",
+        ),
+        (0, "bar.sync 0; ld.shared.u32 %r9, [bits];", "bar.sync 0;", None),
+    ],
+)
+def test_words_of_bytes_of_shared_memory(other: int, between: str, behind: str, kind: str | None, way: Way) -> None:
+    body = BITS.replace("{other}", str(other)).replace("{between}", between).replace("{behind}", behind)
+    module = ptx.Module.parse(text(body, declarations=".shared .align 16 .b8 bits[1024];"), name="test.ptx")
+    out = np.zeros(2048, np.uint32)
+
+    def run() -> None:
+        ptx.launch(module, "k", (4, 1, 1), (256, 1, 1), [out, None, 0], profile=way)
+
+    if kind is not None:
+        with pytest.raises(ptx.RaceError) as caught:
+            run()
+        assert caught.value.kind == kind
+        return
+    run()
+    thread = np.arange(256) ^ other // 4
+    np.testing.assert_array_equal(out[:1024].reshape(4, 256), np.tile((thread & 255) * 0x01010101, (4, 1)))

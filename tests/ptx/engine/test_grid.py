@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from support.ptx_kernel import compile_cuda, line_of, text
 
 from refmoe import ptx
 from refmoe.chips import CHIPS
+from refmoe.ptx.engine.order.by_cta import ByCta
 from refmoe.ptx.grid import Grid
 from refmoe.ptx.residency import Residency, chip_of, residency
 
@@ -256,3 +259,16 @@ def test_registers_count_where_the_kernel_states_them() -> None:
     with pytest.raises(ptx.CoResidencyError) as caught:
         ptx.launch(module, "k", (3, 1, 1), (256, 1, 1), arguments, multiprocessors=1)
     assert caught.value.resident == 2
+
+
+@pytest.mark.parametrize("most", [31, 32, 1100, 1 << 21])
+def test_versions_of_what_ctas_have(most: int) -> None:
+    rng, versions = random.Random(most), [(ByCta(), dict[int, int]())]
+    for value in range(300):
+        held, wanted = rng.choice(versions[-3:])
+        cta = rng.choice([rng.randrange(most), most - 1, 0, rng.choice([0, *wanted])])
+        versions.append((held.having(cta, value), {**wanted, cta: value}))
+    asked = {0, 1, 31, 32, 33, 1023, 1024, 1 << 25, *(cta for _, wanted in versions for cta in wanted)}
+    for held, wanted in versions:
+        assert bool(held) == bool(wanted)
+        assert {cta: held.get(cta) for cta in asked} == {cta: wanted.get(cta) for cta in asked}

@@ -559,3 +559,44 @@ def test_a_narrow_acquire_learns_what_a_wide_release_of_its_block_passes_on(rele
     out = np.zeros(256, np.uint32)
     assert run(body, out, block=(64, 1, 1)).warnings == ()
     assert out[128] == 42
+
+
+@pytest.mark.parametrize(("scope", "fine"), [("cta", False), ("cluster", True), ("gpu", True)])
+def test_a_narrow_acquire_learns_what_a_wide_release_of_its_cluster_passes_on(scope: str, fine: bool) -> None:
+    # Clusters of four blocks. The last block reads what the first of its cluster wrote.
+    body = f"""
+        shr.u32 %r3, %r60, 2;
+        mul.wide.u32 %d4, %r3, 4;
+        add.s64 %d4, %d4, %d0;
+        and.b32 %r5, %r60, 3;
+        setp.ne.u32 %p1, %r5, 0;
+        @%p1 bra READER;
+        st.global.u32 [%d4], 42;
+        fence.acq_rel.gpu;
+        st.relaxed.gpu.global.u32 [%d4 + 256], 1;
+        ret;
+    READER:
+        setp.ne.u32 %p1, %r5, 3;
+        @%p1 bra END;
+    POLL:
+        ld.relaxed.gpu.global.u32 %r4, [%d4 + 256];
+        setp.eq.u32 %p2, %r4, 0;
+        @%p2 bra POLL;
+        fence.acq_rel.{scope};
+        ld.global.u32 %r5, [%d4];
+        st.global.u32 [%d4 + 512], %r5;
+    END:
+        ret;
+    """
+    out = np.zeros(256, np.uint32)
+    module = ptx.Module.parse(text(body), name="test.ptx")
+
+    def launch() -> None:
+        ptx.launch(module, "k", (48, 1, 1), (1, 1, 1), [out, None, 0], cluster=(4, 1, 1))
+
+    if fine:
+        launch()
+        assert set(out[128:140].tolist()) == {42}
+        return
+    with pytest.raises(ptx.RaceError):
+        launch()

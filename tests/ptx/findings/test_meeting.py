@@ -8,6 +8,8 @@ from support.findings.plain import CELLS
 from support.ptx_kernel import line_of, text
 
 from refmoe import ptx
+from refmoe.ptx.engine import machine
+from refmoe.ptx.engine.cluster.meetings import ClusterMeetings
 from refmoe.ptx.findings.edits import PtxEdit
 from refmoe.ptx.findings.finding import Finding
 from refmoe.ptx.findings.meeting import exits_together, spare_barrier
@@ -105,3 +107,75 @@ def test_threads_exit_together_under_the_guard_of_their_exit() -> None:
     assert [each.text.split() for each in edits] == [["@%p1", "barrier.sync", "15;"], ["barrier.sync", "15;"]]
     assert all(isinstance(each, PtxEdit) and each.where == "before" for each in edits)
     assert exits_together(ptx.Module.parse(text("@%p1 ret;", CELLS)), 15) is None
+
+
+# Two blocks of a cluster: each side has a barrier of the cluster behind its access, and leaves.
+_CLUSTER = """
+    mul.wide.u32 %d3, %r1, 4; add.s64 %d3, %d3, %d0;
+    setp.ne.u32 %p1, %r60, 0;
+    @%p1 bra READ;
+    st.global.u32 [%d3], %r1;
+    {writers}
+    ret;
+READ:
+    ld.global.u32 %r6, [%d3];
+    {readers}
+    st.global.u32 [%d3+512], %r6;
+    ret;
+"""
+MEET = "barrier.cluster.arrive; barrier.cluster.wait;"
+
+
+def found_in_a_cluster(source: str) -> Finding:
+    out = np.full(256, 9, np.uint32)
+    with pytest.raises(ptx.RaceError) as caught:
+        ptx.launch(ptx.Module.parse(source), "k", (2, 1, 1), (32, 1, 1), [out, None, 0], cluster=(2, 1, 1))
+    finding = caught.value.finding
+    assert finding is not None
+    return finding
+
+
+def test_a_barrier_of_a_cluster_that_one_side_alone_comes_to_is_none() -> None:
+    # One before the load alone meets that of the writers, and the readers' own meets nobody who is left.
+    source = text(_CLUSTER.format(writers=MEET, readers=MEET))
+    finding = found_in_a_cluster(source)
+    assert finding.tried
+    assert finding.remedy is not None
+    store, load = (line_of(_CLUSTER.format(writers=MEET, readers=MEET), each) for each in ("st.global", "ld.global"))
+    assert finding.remedy == f"barrier.cluster (cluster.sync()) after line {store}, and before line {load}"
+
+
+def test_a_barrier_of_a_cluster_that_is_the_twin_of_one_is_a_remedy() -> None:
+    # The writers have one behind their store, which the readers lack.
+    body = _CLUSTER.format(writers=MEET, readers="")
+    finding = found_in_a_cluster(text(body))
+    assert finding.tried
+    assert finding.remedy is not None
+    assert finding.remedy.count("barrier.cluster") == 1
+    assert f"line {line_of(body, 'ld.global')}" in finding.remedy
+
+
+def test_how_often_threads_came_to_the_barrier_of_their_cluster() -> None:
+    body = f"""
+        setp.ne.u32 %p1, %r60, 2;
+        {MEET}
+        @%p1 bra END;
+        {MEET}
+        st.global.u32 [%d0], 1;
+    END: ret;
+    """
+    seen: list[ClusterMeetings] = []
+    launched = machine.Launch.put_back
+
+    def put_back(state: machine.Launch, *given: object) -> None:
+        seen.append(state.meetings)
+        launched(state, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine.Launch, "put_back", put_back)
+        module = ptx.Module.parse(text(body))
+        ptx.launch(module, "k", (4, 2, 1), (16, 2, 1), [np.zeros(4, np.uint32), None, 0], cluster=(2, 1, 1))
+    of = seen[-1].of
+    for y in (0, 1):
+        for thread in ((0, 0, 0), (15, 1, 0)):
+            assert [of(((x, y, 0), thread)) for x in range(4)] == [1, 1, 2, 1]

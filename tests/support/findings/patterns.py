@@ -18,7 +18,10 @@ from support.ptx_kernel import compile_cuda
 from refmoe import ptx
 
 FOLDER = Path(__file__).parents[2] / "data" / "patterns"
-FILES = ("grid", "block", "asynchronous", "idioms", "roles", "library", "order", "warpgroups", "many", "chains")
+FILES = (
+    "grid", "block", "asynchronous", "idioms", "roles", "library", "order", "warpgroups", "many", "chains", "scopes",
+    "queues", "clusters",
+)  # fmt: skip
 _CHOICE = re.compile("⟨(.*?)¦(.*?)⟩", re.DOTALL)
 _FORMS = ("racy", "mended")
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from refmoe.ptx.engine.bulk import races
+from refmoe.ptx.engine.bulk.agents import Agents
 from refmoe.ptx.engine.bulk.map_reads import MapRead, MapReads, reads_of
 from refmoe.ptx.engine.bulk.races import BulkShadow
 from refmoe.ptx.engine.bulk.reduce import Reduction
@@ -31,7 +32,7 @@ from refmoe.ptx.engine.loads_and_stores import Access, tell_watch
 from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.pages import POISON
-from refmoe.ptx.state.records import AGENTS, GRID, STEP_SHIFT, STRENGTH_SHIFT, WEAK
+from refmoe.ptx.state.records import GRID, STEP_SHIFT, STRENGTH_SHIFT, WEAK
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -177,8 +178,7 @@ class Bulk:
         # Stores that have not read their source, and those that have, but are not known to be complete.
         self._unread: list[BulkStores] = []
         self._unwritten: list[BulkStores] = []
-        # Barriers as agents, number by byte of shared memory; and warpgroups that multiply, by -1 and below.
-        self._agents: dict[int, int] = {}
+        self._agents = Agents(machine)
 
     @cached_property
     def group(self) -> Array:
@@ -205,28 +205,16 @@ class Bulk:
         offsets = machine.part(Mbarriers).slot[ids] * _BARRIER_BYTES % span
         numbers = np.empty(len(ids), np.int64)
         for offset in np.unique(offsets):
-            numbers[offsets == offset] = self._agent(int(offset))
+            numbers[offsets == offset] = self._agents.number(int(offset))
         return numbers
-
-    def _agent(self, key: int) -> int:
-        most = min(AGENTS, self.machine.warps * self.machine.launch.grid.cluster_blocks * 32) - 1
-        return min(self._agents.setdefault(key, len(self._agents)), most)
 
     def multiplying_agent(self, group: int) -> int:
         """The agent that the products of a warpgroup are, by its number in its cluster."""
-        return self._agent(-1 - group)
+        return self._agents.number(-1 - group)
 
     def agent_name(self, thread: int) -> str:
         """For messages: what an agent does, by the number in a race record."""
-        number = thread % (self.machine.clocks.warps * 32)
-        found = [key for key, agent in self._agents.items() if agent == number]
-        if not found:
-            return "a bulk copy that completes on an mbarrier"
-        if found[0] < 0:
-            first = 4 * (-1 - found[0])
-            return f"a wgmma of warps {first} to {first + 3}"
-        byte = found[0] % self.machine.shared.stride
-        return f"a bulk copy that completes on the mbarrier at byte {byte} of shared memory"
+        return self._agents.name(thread)
 
     # Loads
 

@@ -10,7 +10,16 @@ from refmoe.ptx.engine.cluster.arrivals import RemoteArrival, RemoteArrivals
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import Index3, RaceError, WrittenInstruction
-from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, PENDING, SEVERAL, STEP_SHIFT, THREAD
+from refmoe.ptx.state.records import (
+    ASYNCHRONOUS,
+    BULK,
+    PENDING,
+    SEVERAL,
+    SEVERAL_SHIFT,
+    STEP_SHIFT,
+    THREAD,
+    Several,
+)
 from refmoe.ptx.text.syntax import Instruction
 
 
@@ -43,7 +52,9 @@ def refuse_early_exit(
         # Copies that have not landed are for the bulk copies' own check to find.
         landed = records >> STEP_SHIFT != PENDING
         agents = records & (BULK | ASYNCHRONOUS) == BULK
-        foreign = landed & (agents | ((records & THREAD) // per_cta != machine.first_cta + cta))
+        # The last of several may be of the own block where the others are not.
+        among = (records & SEVERAL) >> SEVERAL_SHIFT >= int(Several.WARPS)
+        foreign = landed & (agents | among | ((records & THREAD) // per_cta != machine.first_cta + cta))
         index, records = index[foreign], records[foreign]
         # Most bytes are those of few accesses, and what one warp knows of need not be asked of the others.
         unordered = np.unique(records)
@@ -65,7 +76,11 @@ def refuse_early_exit(
             place = int(index[bad]) + machine.first_cta * machine.shared.stride
             earlier = shadow.witness.earlier(machine.shared.name, place, record, "exit")
         known = None if agent or record & int(SEVERAL) else other
-        _refuse(machine, instruction, leaving, cta, byte, thread, what, earlier, known, None if agent else other)
+        # One that stands for several accesses has the step of the last of them, which others may have known to be over.
+        certain = not record & int(SEVERAL)
+        _refuse(
+            machine, instruction, leaving, cta, byte, thread, what, earlier, known, None if agent else other, certain
+        )
 
 
 def _refuse_arrival(
@@ -86,7 +101,7 @@ def _refuse_arrival(
 
 def _refuse(
     machine: Lanes, instruction: Instruction, leaving: Any, cta: int, byte: int, thread: int, what: str,
-    earlier: WrittenInstruction | None, other: Index3 | None, among: Index3 | None,
+    earlier: WrittenInstruction | None, other: Index3 | None, among: Index3 | None, certain: bool = True,
 ) -> None:  # fmt: skip
     """A CTA exits, and nothing orders `what` before that, by a thread of the launch at a byte of its shared memory."""
     lane = int(np.flatnonzero(leaving & (machine.lane_cta == cta))[-1])
@@ -101,7 +116,7 @@ def _refuse(
         other_block=machine.place_of_thread(thread)[0],
         other_thread=other,
         warning="",
-        certain=True,
+        certain=certain,
         among=among,
         earlier=earlier,
         **fields,

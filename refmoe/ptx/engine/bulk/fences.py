@@ -16,7 +16,7 @@ import numpy as np
 
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.knowledge import Knowledge
-from refmoe.ptx.state.records import STEP_SHIFT, THREAD
+from refmoe.ptx.state.records import SEVERAL, SEVERAL_SHIFT, STEP_SHIFT, THREAD, Several
 
 Array = Any
 # Fences of the same threads that are remembered. A copy may be ordered after an early one alone.
@@ -94,9 +94,16 @@ class ProxyFences:
                     break
 
     def _covers(self, clocks: Clocks, warp: int, fence: _Fence, threads: Array, record: int) -> bool:
-        """Whether the write of a record comes before the fence of some of its threads."""
+        """Whether the write of a record comes before the fence of some of its threads.
+
+        Of a record that stands for several writes it is asked of all of them.
+        """
         thread, step = record & int(THREAD), record >> STEP_SHIFT
-        if step <= fence.step and bool((threads == thread).any()):
+        several = (record & int(SEVERAL)) >> SEVERAL_SHIFT
+        if several == Several.CLUSTERS:
+            # No fence is known to come after all that these threads did.
+            return False
+        if not several and step <= fence.step and bool((threads == thread).any()):
             return True
         cluster = thread // LANES // clocks.warps
         if cluster == warp // clocks.warps:

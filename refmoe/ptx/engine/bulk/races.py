@@ -330,7 +330,10 @@ def refuse_unfenced(
     base causality order), be the copy a read of what was written or a write over it. Where `cp.async` brought what a
     product reads, CUTLASS and Triton go without the fence: it is but a warning.
     """
-    previous = shadow.written(at)
+    if isinstance(shadow, ExactShadow):
+        at, who, previous = shadow.every_write(at, who)
+    else:
+        previous = shadow.written(at)
     plain = (previous != 0) & (previous & (BULK | ASYNCHRONOUS) == 0) & ~_copied(shadow, frame, previous, who, flags)
     at, who, previous = at[plain], who[plain], previous[plain]
     bad = np.flatnonzero(~fenced(who, previous))

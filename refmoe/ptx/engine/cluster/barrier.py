@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from refmoe.ptx.engine.barriers import BarrierCode, ranges
+from refmoe.ptx.engine.cluster.meetings import ClusterMeetings
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.errors import MisuseError
@@ -130,7 +131,16 @@ class ClusterBarrier:
                     self._near.setdefault(key, []).append((warp, *self._passed_on(np.flatnonzero(lanes), warp, CTA)))
             self.machine.tick(self.machine.launch.clock + 1)
         self._arrivals[lanes] += 1
+        self._note(np.flatnonzero(lanes))
         self._send(lanes)
+
+    def _note(self, lanes: Array) -> None:
+        """Count for the launch how often `lanes` [n] have come."""
+        machine, launch = self.machine, self.machine.launch
+        if launch.meetings is None:
+            threads = launch.grid.count * machine.warps * 32
+            launch.meetings = ClusterMeetings(launch.grid, launch.block, machine.warps, untouched((threads,), np.int64))
+        launch.meetings.counts[machine.first_thread + lanes] = self._arrivals[lanes]
 
     def _relaxed(self, lanes: Array) -> Array:
         """Whether a lane of each warp arrives without a release, bool [warps]."""

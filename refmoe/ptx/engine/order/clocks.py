@@ -38,6 +38,7 @@ from refmoe.ptx.state.records import (
     AGENTS,
     ASYNCHRONOUS,
     BULK,
+    PENDING,
     SEVERAL,
     SEVERAL_SHIFT,
     STEP_SHIFT,
@@ -70,11 +71,14 @@ class Clocks:
         sequential: whether there are fences `.sc`; only with `by_lane`.
         inits: whether there are `fence.mbarrier_init`; only with `by_lane`.
         leave: whether lanes that have accessed memory may exit while others of their warp go on; only with `by_lane`.
+        agents: columns for agents.
+        absent: numbers of the warps of a cluster that have no lanes, int64 [n]; None for none.
 
     Attributes:
         columns: of a row.
         lane, copy, agents, crossed, fence, init: the first column of lanes, of their copies, of agents, of the second
             half, of fences `.sc`, and of fences of `mbarrier.init`.
+        room: agents of a cluster that can be told apart.
         last_fence: int64 [lanes], step of the last `fence.sc` of each lane, 0 for none.
         now: the step.
         seen: int64 [warps + lanes here, columns]: rows of warps, then rows of lanes.
@@ -85,13 +89,16 @@ class Clocks:
 
     def __init__(
         self, warps: int, clusters: int, first_cluster: int, pool: Pool, by_lane: bool = False, bulk: bool = False,
-        sequential: bool = False, inits: bool = False, leave: bool = False,
+        sequential: bool = False, inits: bool = False, leave: bool = False, agents: int = AGENTS,
+        absent: Array | None = None,
     ) -> None:  # fmt: skip
         self.warps, self.pool = warps, pool
         self.by_lane, self.bulk = by_lane, bulk
         self.lane, self.copy = warps, warps * (1 + LANES)
         self.agents = warps * (1 + 2 * LANES)
-        self.crossed = self.agents + AGENTS
+        self.crossed = self.agents + agents
+        self.room = min(agents, LANES * warps)
+        self._absent = absent
         self.fence = 2 * self.crossed if bulk else self.agents if by_lane else warps
         self.init = self.fence + (LANES * warps if sequential else 0)
         self.columns = self.init + (LANES * warps if inits else 0)
@@ -122,6 +129,9 @@ class Clocks:
     def _begin(self, first_cluster: int) -> None:
         """Be the clocks of these clusters; every row is zeros."""
         self.first_cluster, self.first_warp = first_cluster, first_cluster * self.warps
+        if self._absent is not None:
+            # They do nothing, so that whoever asks knows all that they did.
+            self.seen[: self.all_warps, self._absent] = PENDING
         # Columns that may hold something: those of warps, until somebody synchronises by itself.
         self.used = self.warps
         # By warp, lanes that others have met at `bar.warp.sync` before they executed theirs.
@@ -472,11 +482,13 @@ class Clocks:
         self.seen[self.all_warps + alone, half + self.column_of(alone)] = self.now
 
     def has_crossed(self, lanes: Array, record: Array) -> Array:
-        """Whether a proxy fence lies between the plain write of `record` in the CTA and each of `lanes`; int64 [n]."""
-        step, thread = record >> STEP_SHIFT, record & THREAD
-        row, half = self.rows(lanes), self.crossed
-        by_warp = self.seen[row, half + (thread >> 5) % self.warps] >= step
-        return by_warp | (self.seen[row, half + self.column_of(thread)] >= step)
+        """Whether a proxy fence lies between the plain write of `record` in the cluster and each of `lanes`; int64 [n].
+
+        Of a record that stands for several threads, whether one lies behind the writes of all that these may be.
+        """
+        half, nobody = self.seen[:, self.crossed : 2 * self.crossed], np.full(len(lanes), -1)
+        known = (record & SEVERAL) >> SEVERAL_SHIFT != _SOME_CLUSTERS
+        return known & self._in_rows(half, self.rows(lanes), record, nobody)
 
     # Order
 
@@ -563,8 +575,8 @@ class Clocks:
             copied = (record & (ASYNCHRONOUS | BULK) == ASYNCHRONOUS) & (several == _ONE)
             found |= copied & (table[rows, self.copy_of(thread)] >= step)
         if self.bulk:
-            agent = np.minimum(thread % (LANES * self.warps), AGENTS - 1)
             bulk = record & (ASYNCHRONOUS | BULK) == BULK
+            agent = np.where(bulk, thread % (LANES * self.warps), 0)
             found |= bulk & (table[rows, self.agents + agent] >= step)
         if not several.any():
             return found

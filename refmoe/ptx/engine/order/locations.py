@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import Any
 
+from refmoe.ptx.engine.order.by_cta import ByCta
 from refmoe.ptx.engine.order.histories import History
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
 from refmoe.ptx.engine.order.sequence import FenceSequence
@@ -24,17 +25,17 @@ class Releases:
 
     Attributes:
         grid: what those that reach the whole grid pass on together.
-        wide: what each of these passes on, for who acquires in a narrower scope.
+        wide: what those of each CTA pass on, for who acquires in a narrower scope.
         near: what each of the others passes on.
     """
 
     grid: Knowledge | None = None
-    wide: dict[Reach, Knowledge] = field(default_factory=dict)
+    wide: ByCta[Knowledge] = field(default_factory=ByCta)
     near: dict[Reach, Knowledge] = field(default_factory=dict)
 
     def copy(self) -> Releases:
         """The same, to be changed by itself."""
-        return Releases(self.grid, dict(self.wide), dict(self.near))
+        return Releases(self.grid, self.wide, dict(self.near))
 
 
 @dataclass(slots=True)

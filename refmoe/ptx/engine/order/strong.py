@@ -9,12 +9,15 @@ Each element of a vector is a location by itself, see `Access.unit`: it does not
 Fences `.sc` have one order, and synchronise in it. Between two of them that order is known if one must have come before
 the other: if it happens before, or strong accesses say so, by what they read from, read before it was overwritten, or
 overwrote ("Causality", "Fence-SC"). Otherwise either order is legal, and nothing is concluded from that of this launch.
+
+Of two strong writes that nothing orders, the one that overwrote the other in this launch counts as the later one. So a
+race that only their other order has is found under the schedules that have it. To conclude nothing from their order
+would be a false alarm: a third thread that reads the one and then the other knows it, and may pass that on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,8 +41,6 @@ from refmoe.ptx.state.records import CLUSTER, GRID, SEVERAL, STRENGTH_SHIFT, THR
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
-# Releases of the grid that are kept apart by CTA, for those who acquire with a narrower scope.
-_APART = 1024
 # Accesses of one location by one lane that are remembered, of those that more fences came before than the last one.
 _LAST_REACHED = 4
 
@@ -190,11 +191,14 @@ class Strong:
         """What a thread of a CTA acquires that has the other end of the pattern in that scope."""
         pool = self._order.pool
         found = releases.grid if strength == GRID else None
-        # Every block may have one that reaches the grid: they are looked at only where their sum is no answer.
-        parts = [releases.near] if strength == GRID else [releases.near, releases.wide]
-        for (reach, origin), knowledge in chain.from_iterable(part.items() for part in parts):
+        for (reach, origin), knowledge in releases.near.items():
             if self._needed(origin, cta) <= min(reach, strength):
                 found = pool.join(found, knowledge)
+        if strength < GRID and releases.wide:
+            # Every block of the grid may have one that reaches the grid.
+            first, count = (cta, 1) if strength < CLUSTER else (cta - cta % self._blocks, self._blocks)
+            for each in map(releases.wide.get, range(first, first + count)):
+                found = found if each is None else pool.join(found, each)
         return found
 
     def write(self, access: StrongAccess, region: Region, index: Array, lanes: Array, records: Array) -> None:
@@ -258,16 +262,16 @@ class Strong:
             self._order.locations.pop(key, None)
 
     def _add(self, releases: Releases, reach: Reach, knowledge: Knowledge) -> None:
-        pool, part = self._order.pool, releases.near
-        if reach[0] == GRID:
-            part = releases.wide
-            releases.grid = pool.join(releases.grid, knowledge)
-            if len(part) >= _APART and reach not in part:
-                # Of so many only their sum is kept.
-                return
-        together = pool.join(part.get(reach), knowledge)
+        pool, (strength, cta) = self._order.pool, reach
+        before = releases.wide.get(cta) if strength == GRID else releases.near.get(reach)
+        together = pool.join(before, knowledge)
         assert together is not None
-        part[reach] = together
+        if strength < GRID:
+            releases.near[reach] = together
+            return
+        releases.grid = pool.join(releases.grid, knowledge)
+        if together is not before:
+            releases.wide = releases.wide.having(cta, together)
 
     # Weak outcomes, one access after another, of all elements of a vector together: `elements` are the records that
     # memory has of the last write of each

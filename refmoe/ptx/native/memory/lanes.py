@@ -8,6 +8,7 @@ from typing import Any
 from llvmlite import ir
 
 from refmoe.native.builder import TextBuilder
+from refmoe.ptx.native.consecutive import BY_LANE, Spread
 from refmoe.ptx.native.context import (
     FIRST_BUFFER_ROW,
     LOCAL_ROW,
@@ -216,11 +217,17 @@ class AccessLanes:
         )
         return build.select(is_shared, begin, word(0))
 
-    def _threads(self, first: Value) -> Value:
-        """`first` plus the lane number among all lanes of the machine."""
+    def _threads(self, first: Value, spread: Spread = BY_LANE) -> Value:
+        """`first` plus the number, among all lanes of the machine, of the lane of each element."""
         build = self.build_
-        lane = ir.Constant(vector(64), list(range(LANES)))
-        return build.add(self.splat(build.add(first, build.mul(self.warp, word(LANES)))), lane)
+        return build.add(self.splat(build.add(first, build.mul(self.warp, word(LANES)))), self.of_lane(spread))
+
+    def of_lane(self, spread: Spread) -> Value:
+        """The lane of the warp that each element is of."""
+        build, numbers = self.build_, ir.Constant(vector(64), list(range(LANES)))
+        if spread is BY_LANE:
+            return numbers
+        return build.lshr(build.add(self.splat(spread.first), numbers), self.splat(spread.shift))
 
     def _each_page(self, row: Value, page: Value, wanted: Value, function: Any) -> None:
         """Call `function(row, page)` for the lanes `wanted`, if there are any."""

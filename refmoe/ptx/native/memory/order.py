@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 
 from refmoe.native.expressions import I32, I64, Code
-from refmoe.ptx.native.consecutive import Reads
+from refmoe.ptx.native.consecutive import BY_LANE, Reads, Spread
 from refmoe.ptx.native.context import (
     Context,
     Row,
@@ -29,20 +29,24 @@ from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT
 
 # The bits of records, as Python integers.
 _THREAD, _LANE, _SEVERAL = int(records.THREAD), int(records.LANE), int(records.SEVERAL)
+_AGENTS = int(records.ASYNCHRONOUS | records.BULK)
 _APART, _STEP_SHIFT = int(records.ASYNCHRONOUS | records.BULK | records.SEVERAL), records.STEP_SHIFT
 _LANES_OF_A_WARP = int(records.Several.LANES) << records.SEVERAL_SHIFT
 _LINE_SHIFT = 7
 
 
 def ordering(module: Any, one: Any) -> Any:
-    """`ordered(context, warp, lanes, records) -> lanes` that are not ordered: `is_ordered`, one after another."""
-    code = Code(module, "ordered", [POINTER, I64, I32, POINTER], inner=True, result=I32)
-    context, warp, lanes, held = code.arguments
+    """`ordered(context, warp, granules, records, first, shift) -> granules` that are not ordered, see `is_ordered`.
+
+    Whose the granules are is a `Spread`.
+    """
+    code = Code(module, "ordered", [POINTER, I64, I32, POINTER, I64, I64], inner=True, result=I32)
+    context, warp, granules, held, first, shift = code.arguments
     unordered = code.variable(I32, 0)
-    with code.each_bit(lanes) as bit:
-        lane = bit.to(I64, signed=False)
-        record = code.load(I64, held + lane * 8, align=8)
-        fine = code.call(one, context, (warp << 5) + lane, record)
+    with code.each_bit(granules) as bit:
+        number = bit.to(I64, signed=False)
+        record = code.load(I64, held + number * 8, align=8)
+        fine = code.call(one, context, (warp << 5) + ((number + first) >> shift), record)
         with code.when(fine ^ True):
             unordered.set(unordered.get() | (code.constant(I32, 1) << bit))
     code.done(unordered.get())
@@ -50,14 +54,18 @@ def ordering(module: Any, one: Any) -> Any:
 
 
 def displacing(module: Any, one: Any) -> Any:
-    """`displace(context, warp, lanes, others, previous)`: `displaced`, one after another, into `others`."""
-    code = Code(module, "displace", [POINTER, I64, I32, POINTER, POINTER], inner=True)
-    context, warp, lanes, others, previous = code.arguments
-    with code.each_bit(lanes) as bit:
-        lane = bit.to(I64, signed=False)
-        place = others + lane * 8
-        last = code.load(I64, previous + lane * 8, align=8)
-        kept = code.call(one, context, (warp << 5) + lane, code.load(I64, place, align=8), last)
+    """`displace(context, warp, granules, others, previous, first, shift)`: `displaced`, into `others`.
+
+    Whose the granules are is a `Spread`.
+    """
+    code = Code(module, "displace", [POINTER, I64, I32, POINTER, POINTER, I64, I64], inner=True)
+    context, warp, granules, others, previous, first, shift = code.arguments
+    with code.each_bit(granules) as bit:
+        number = bit.to(I64, signed=False)
+        place = others + number * 8
+        last = code.load(I64, previous + number * 8, align=8)
+        lane = (warp << 5) + ((number + first) >> shift)
+        kept = code.call(one, context, lane, code.load(I64, place, align=8), last)
         code.store(kept, place, align=8)
     code.done()
     return code.function
@@ -117,16 +125,16 @@ class OrderedLanes(AccessLanes):
         """The lanes whose access has a granule of that number."""
         return self.build_.and_(here, self.build_.icmp_unsigned(">", counts, self.splat(number)))
 
-    def mine(self) -> Value:
-        """The record of an access by each lane now, or at any time where it is not coherent."""
+    def mine(self, spread: Spread = BY_LANE) -> Value:
+        """The record of an access now, or at any time where it is not coherent, by the lane of each element."""
         build = self.build_
         # Of `never` in `refmoe.ptx.engine.races`.
         step = word((records.PENDING << _STEP_SHIFT) | int(records.ASYNCHRONOUS))
         if self.variant.coherent:
             step = build.shl(field(build, self.context, Context.NOW), word(_STEP_SHIFT))
-        return self._threads(build.add(step, field(build, self.context, Context.FIRST_THREAD)))
+        return self._threads(build.add(step, field(build, self.context, Context.FIRST_THREAD)), spread)
 
-    def refuse_unordered(self, previous: Value, mine: Value, here: Value) -> None:
+    def refuse_unordered(self, previous: Value, mine: Value, here: Value, spread: Spread = BY_LANE) -> None:
         """Leave if a record of somebody else's access is not ordered before this one."""
         build, lanes = self.build_, self.lanes
         other = build.or_(self._has(build.xor(previous, mine), _THREAD), self._has(previous, _APART))
@@ -136,22 +144,27 @@ class OrderedLanes(AccessLanes):
             return
         suspects = build.and_(build.and_(some, other), here)
         with build.if_then(self.any(suspects)):
-            left = build.bitcast(build.and_(suspects, build.not_(self._known(previous, suspects))), WARP_MASK)
+            left = build.bitcast(build.and_(suspects, build.not_(self._known(previous, suspects, spread))), WARP_MASK)
             with build.if_then(build.icmp_unsigned("!=", left, ir.Constant(WARP_MASK, 0))):
                 build.store(previous, self.records, align=32)
-                found = build.call(self.rules.ordered, [self.context, self.warp, left, self.records])
+                arguments = [self.context, self.warp, left, self.records, spread.first, spread.shift]
+                found = build.call(self.rules.ordered, arguments)
                 leave_if(build, build.icmp_unsigned("!=", found, ir.Constant(WARP_MASK, 0)), 1)
 
-    def _known(self, record: Value, asked: Value) -> Value:
-        """The lanes of `asked` that know the whole warp of a record, the copies of its thread, or the barrier on which
-        its bulk copy completes: the most common records, all at once. What `is_ordered` says of the others is not known
-        here."""
+    def _known(self, record: Value, asked: Value, spread: Spread) -> Value:
+        """The elements of `asked` whose lanes know the whole warp of a record, the copies of its thread, or the barrier
+        on which its bulk copy completes: the most common records, all at once. What `is_ordered` says of the others is
+        not known here."""
         build, lanes = self.build_, self.lanes
         # A lane may have a row of its own.
         apart = build.inttoptr(field(build, self.context, Context.APART), POINTER)
-        bits = build.trunc(build.load(build.gep(apart, [self.warp], source_etype=WORD), typ=WORD), WARP_MASK)
-        theirs = self._threads(field(build, self.context, Context.ALL_WARPS))
-        row = build.select(build.bitcast(bits, vector(1)), theirs, self.splat(self.warp))
+        bits = build.load(build.gep(apart, [self.warp], source_etype=WORD), typ=WORD)
+        theirs = self._threads(field(build, self.context, Context.ALL_WARPS), spread)
+        if spread is BY_LANE:
+            has_row = build.bitcast(build.trunc(bits, WARP_MASK), vector(1))
+        else:
+            has_row = self._has(build.lshr(self.splat(bits), self.of_lane(spread)), 1)
+        row = build.select(has_row, theirs, self.splat(self.warp))
         # Threads of the own cluster, from 0 on: others are beyond its width.
         warps = field(build, self.context, Context.WARPS)
         own = build.add(self.warp, field(build, self.context, Context.FIRST_WARP))
@@ -163,12 +176,7 @@ class OrderedLanes(AccessLanes):
         column = build.lshr(thread, lanes.constant(5, 64))
         fine = build.icmp_unsigned("==", kind, lanes.constant(0, 64))
         behind_threads = build.add(thread, self.splat(build.mul(warps, word(1 + LANES))))
-        agent = build.select(
-            build.icmp_unsigned("<", thread, lanes.constant(records.AGENTS - 1, 64)),
-            thread,
-            lanes.constant(records.AGENTS - 1, 64),
-        )
-        behind_copies = build.add(agent, self.splat(build.mul(warps, word(1 + 2 * LANES))))
+        behind_copies = build.add(thread, self.splat(build.mul(warps, word(1 + 2 * LANES))))
         for flag, context, place in (
             (records.ASYNCHRONOUS, Context.BY_LANE, behind_threads),
             (records.BULK, Context.BULK, behind_copies),
@@ -198,7 +206,7 @@ class OrderedLanes(AccessLanes):
             slot = build.shl(build.add(first, self.splat(number)), eight)
             self.refuse_unordered(self._gather(writes, slot, 64, active), mine, active)
             previous = self._gather(reads.column, slot, 64, active)
-            elsewhere, record = self.reader(previous, mine)
+            elsewhere, record = self.reader(row, previous, mine)
             elsewhere = build.and_(elsewhere, active)
             with build.if_then(build.and_(build.not_(reads.apart), self.any(elsewhere))):
                 others = self._gather(reads.next, slot, 64, elsewhere)
@@ -286,15 +294,19 @@ class OrderedLanes(AccessLanes):
         build, lanes = self.build_, self.lanes
         return build.icmp_unsigned("!=", build.and_(value, lanes.constant(bits, 64)), lanes.constant(0, 64))
 
-    def reader(self, previous: Value, mine: Value) -> tuple[Value, Value]:
-        """(the lanes before whom a lane of another warp read, the record of their read)."""
+    def reader(self, row: Value, previous: Value, mine: Value, spread: Spread = BY_LANE) -> tuple[Value, Value]:
+        """(the lanes before whom a lane of another warp, or a copy, read; the record of their read)."""
         build, lanes = self.build_, self.lanes
         own = build.urem(self.warp, field(build, self.context, Context.WARPS))
         seen = build.inttoptr(field(build, self.context, Context.SEEN), POINTER)
         place = build.add(build.mul(self.warp, field(build, self.context, Context.SEEN_COLUMNS)), own)
         known = self.splat(build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD))
         differs = build.xor(previous, mine)
-        elsewhere = self._has(differs, _THREAD & ~_LANE)
+        # The number of an agent is no lane's, and what a copy reads comes before nothing that its lane does.
+        agent = build.and_(self._has(previous, _AGENTS), self._has(differs, _THREAD | _AGENTS))
+        apart = build.icmp_unsigned("!=", field(build, row, Row.READERS), word(0))
+        leave_if(build, build.and_(apart, self.any(agent)), 1)
+        elsewhere = build.or_(self._has(differs, _THREAD & ~_LANE), agent)
         # Another lane of the same warp read since the last warp-level sync: no single lane stands for both.
         later = build.icmp_signed(">", build.lshr(previous, lanes.constant(_STEP_SHIFT, 64)), known)
         together = build.and_(build.and_(later, build.not_(elsewhere)), self._has(differs, _LANE | _SEVERAL))
@@ -305,7 +317,8 @@ class OrderedLanes(AccessLanes):
             with then:
                 # Where lanes synchronise by themselves one may well come after the other.
                 build.store(previous, self.records, align=32)
-                apart = build.call(self.rules.ordered, [self.context, self.warp, together, self.records])
+                arguments = [self.context, self.warp, together, self.records, spread.first, spread.shift]
+                apart = build.call(self.rules.ordered, arguments)
                 end_of_then = build.block
             with otherwise:
                 end_of_otherwise = build.block
@@ -316,7 +329,7 @@ class OrderedLanes(AccessLanes):
         record = build.select(together, build.or_(mine, lanes.constant(_LANES_OF_A_WARP, 64)), mine)
         return build.and_(elsewhere, self._has(previous, -1)), record
 
-    def displaced(self, others: Value, previous: Value, elsewhere: Value) -> Value:
+    def displaced(self, others: Value, previous: Value, elsewhere: Value, spread: Spread = BY_LANE) -> Value:
         """The records of the readers but the last one of each granule, of which `previous` was one."""
         build = self.build_
         somebody = build.bitcast(build.and_(elsewhere, self._has(others, -1)), WARP_MASK)
@@ -324,7 +337,8 @@ class OrderedLanes(AccessLanes):
         build.store(kept, self.others, align=32)
         with build.if_then(build.icmp_unsigned("!=", somebody, ir.Constant(WARP_MASK, 0))):
             build.store(previous, self.records, align=32)
-            build.call(self.rules.displace, [self.context, self.warp, somebody, self.others, self.records])
+            arguments = [self.context, self.warp, somebody, self.others, self.records, spread.first, spread.shift]
+            build.call(self.rules.displace, arguments)
         return build.load(self.others, typ=vector(64), align=32)
 
     def _order_store(self, row: Value, index: Value, here: Value) -> None:
