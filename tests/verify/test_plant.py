@@ -257,7 +257,8 @@ def lost_faults(reports: Path, present: set[str]) -> dict[str, list[str]]:
     """By report the faults that it says were caught and that are not `present`."""
     found = {}
     for path in sorted(reports.glob("*.json")):
-        names = [each["name"] for each in json.loads(path.read_text()).get("mutants", [])]
+        document = json.loads(path.read_text())
+        names = [each["name"] for each in document["mutants"]] if document.get("kind") == "parity" else []
         if gone := [name for name in names if name not in present]:
             found[path.name] = gone
     return found

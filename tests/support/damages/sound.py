@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.verify import CASE, COMMAND, GPU, result, write_document
 
 from refmoe import catalog
@@ -150,10 +151,24 @@ def conformance() -> Document:
     return {**document, "opcodes": 2_400, "lanes": 2_400 * 32_768}
 
 
+#: Reports that only a GPU makes, and how. README says where one is to be made again.
+_ON_A_GPU = {
+    "stress.json": "refmoe stress --device cuda",
+    "exhaustive.json": "refmoe parity --level exhaustive --device cuda",
+}
+
+
 @cache
-def committed(name: str) -> Document:
+def _read(name: str) -> Document:
     document: Document = json.loads((ROOT / "reports" / name).read_text())
     return document
+
+
+def committed(name: str) -> Document:
+    """A committed report; without one that only a GPU makes, the test is skipped."""
+    if name in _ON_A_GPU and not (ROOT / "reports" / name).exists():
+        pytest.skip(f"reports/{name} is to be made again: {_ON_A_GPU[name]}")
+    return _read(name)
 
 
 def drift() -> Document:
