@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -16,9 +17,10 @@ from refmoe.errors import ArgumentError
 PARTIAL = ".partial"
 
 
-def partial_of(report: Path) -> Path:
-    """The file that holds what a run has found until its report is written."""
-    return report.with_name(f"{report.name}{PARTIAL}")
+def partial_of(report: Path, command: str = "") -> Path:
+    """The file that holds what a run has found until its report is written; each of several commands has its own."""
+    whose = f".{hashlib.sha256(command.encode()).hexdigest()[:8]}" if command else ""
+    return report.with_name(f"{report.name}{whose}{PARTIAL}")
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> Path:

@@ -112,8 +112,8 @@ def parity(
 
     Exit status 1 if a case fails, 3 if none ran. SKIPPED cases and expected refusals (UNSUPPORTED) do not fail.
 
-    What passed of a level lies in REPORT.partial until the report is written: after Ctrl-C, or where a machine or its
-    worker was lost, the same command goes on from there.
+    What passed of a level lies beside the report, in a file whose name ends in .partial, until the report is written:
+    after Ctrl-C, or where a machine or its worker was lost, the same command goes on from there.
     """
     from refmoe.catalog import activation_cases, list_cases, parse_case
     from refmoe.cli.session import OutputFiles, run_session, share_of

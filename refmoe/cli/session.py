@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from refmoe.catalog import kernel_of, sound_kernel
+from refmoe.catalog import kernel_of, sound_kernel, source_sha256
 from refmoe.cli.common import INTERRUPTED, make_console, write_files
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families.family import Case
@@ -126,9 +127,11 @@ def run_session(
             passed = sum(result.verdict is Verdict.PASS for result in results)
             ran = f"{len(results)} of {len(cases)} cases ran, {passed} passed"
             where = f"what passed is in {kept.path}, and the same command goes on" if kept else "no report was written"
+            if kept and kept.lost:
+                where = f"not all that passed is in {kept.path}: {kept.lost}"
             console.print(f"\ninterrupted: {ran}; {where}", markup=False)
             return INTERRUPTED
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start + (kept.seconds if kept else 0)
         report = make_report(results, command=command, environment=environment, seconds=seconds, mutants=killed)
         wanted: dict[Path | None, Callable[[Report], str]] = {
             outputs.report: report_text,
@@ -154,11 +157,10 @@ def run_session(
 
 
 def _kept(report: Path, command: str, environment: Environment, console: Console) -> KeptRun:
-    """What an earlier run of the same command found, if the same sources, compiler and GPU found it."""
-    gpu = {"gpu": f"{environment.gpu}, driver {environment.driver}"} if environment.gpu else {}
-    kept = KeptRun(partial_of(report), command, gpu)
+    """What an earlier run of the same command found, if the same sources, compiler, libraries and GPU found it."""
+    kept = KeptRun(partial_of(report, command), command, {"environment": environment.model_dump(mode="json")})
     if kept.dropped:
-        console.print(f"dropped: {kept.path}, of other sources or another command", markup=False)
+        console.print(f"dropped: {kept.dropped}", markup=False)
     if kept.cases or kept.faults:
         faults = f" and {kept.faults} faults" if kept.faults else ""
         console.print(f"{kept.cases} cases{faults} are in {kept.path}: they do not run again", markup=False)
@@ -175,7 +177,8 @@ def _cases(
     schedules: str,
 ) -> Iterator[Result]:
     """The results of `cases` in order; those that are kept do not run."""
-    known = {case: found for case in cases if kept and (found := kept.result(case)) is not None}
+    source = functools.cache(source_sha256)
+    known = {case: found for case in cases if kept and (found := kept.result(case, source)) is not None}
     left = [case for case in cases if case not in known]
     keep = kept.keep if kept else None
     running = run_cases(left, kernel_of, jobs=jobs, workers=workers, trace=trace, schedules=schedules, keep=keep)

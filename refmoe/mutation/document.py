@@ -23,6 +23,9 @@ from refmoe.verify.sweep import Ledger, in_order
 #: Why mutants live, by their ids: written by hand, after somebody has looked.
 REASONS = Path(__file__).parent / "reasons.json"
 
+#: What proves a mutant equivalent by machine.
+_PROVER = Path(__file__).parent / "proofs"
+
 _OPEN = {"verdict": "open", "reason": "nobody has looked yet"}
 
 
@@ -40,9 +43,10 @@ def read_reasons(path: Path = REASONS) -> dict[str, dict[str, str]]:
 
 
 def open_ledger(path: Path) -> Ledger:
-    """The outcomes at `path`, of the present kernels, host code and compiler.
+    """The outcomes at `path`, of the present kernels, host code, compiler and prover.
 
-    Another case can make a survivor one that is caught, and nothing else. So cases do not count.
+    Another case can make a survivor one that is caught, and nothing else. So cases do not count. What the prover takes
+    for equivalent is never tried on a case, so the prover counts.
 
     Raises:
         ArgumentError: the file is of other sources, or no such file.
@@ -51,7 +55,8 @@ def open_ledger(path: Path) -> Ledger:
     digest = hashlib.sha256()
     for each in sorted(each for each in HOST.rglob("*") if each.suffix in (".py", ".cu", ".cuh")):
         digest.update(each.relative_to(HOST).as_posix().encode() + b"\0" + each.read_bytes())
-    return Ledger(path, {"of": "mutants", "sources": digest.hexdigest(), "compiler": _compiler()})
+    prover = hashlib.sha256(b"\0".join(each.read_bytes() for each in sorted(_PROVER.glob("*.py")))).hexdigest()
+    return Ledger(path, {"of": "mutants", "sources": digest.hexdigest(), "prover": prover, "compiler": _compiler()})
 
 
 def outcomes_of(sites: Iterable[Site], ledger: Ledger) -> list[Tried]:

@@ -98,24 +98,25 @@ def figures(mutants: Iterable[Mapping[str, Any]], reasons: Mapping[str, Mapping[
     """The counts of some mutants, and the part of those that can be caught that is.
 
     Args:
-        mutants: with `id` and `outcome`.
+        mutants: with `id`, `outcome` and `check`.
         reasons: of survivors, by id.
     """
     mutants = list(mutants)
     counts = Counter(each["outcome"] for each in mutants)
-    proven = sum(
+    in_words = sum(
         each["outcome"] == "survived" and reasons.get(each["id"], {}).get("verdict") == "equivalent" for each in mutants
     )
+    by_machine = sum(each["outcome"] == "equivalent" and each["check"] == "proof" for each in mutants)
     caught = counts["caught"] + counts["timed out"]
-    wrong = len(mutants) - counts["does not build"] - counts["equivalent"] - proven
+    wrong = len(mutants) - counts["does not build"] - counts["equivalent"] - in_words
     return {
         "mutants": len(mutants),
         "does_not_build": counts["does not build"],
-        "same_code": counts["equivalent"],
-        "proven_equivalent": proven,
+        "same_code": counts["equivalent"] - by_machine,
+        "proven_equivalent": in_words + by_machine,
         "caught": counts["caught"],
         "timed_out": counts["timed out"],
-        "survived": counts["survived"] - proven,
+        "survived": counts["survived"] - in_words,
         "share": round(caught / wrong, 4) if wrong else None,
     }
 

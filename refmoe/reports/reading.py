@@ -109,7 +109,7 @@ def _is_folder(path: Path) -> bool:
 def _looks_like_a_report(path: Path) -> str | None:
     """Why a file whose name does not end in .json looks like a report, or None."""
     rename = "and is not read, since its name does not end in .json: rename it, or take it away"
-    if path.name.endswith(f".json{PARTIAL}"):
+    if path.name.endswith(PARTIAL) and ".json" in path.name:
         return "what a run found that has not ended: run its command again, which goes on from there, or take it away"
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):

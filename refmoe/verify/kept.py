@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,49 +29,61 @@ class KeptRun:
     """The results of a run that has not ended.
 
     Args:
-        path: the file; it is made if it is not there. Results of other sources, or of another command, are dropped.
+        path: the file; it is made if it is not there. What other sources, compilers or machines found is dropped.
         command: what the user asked for.
-        machine: what else decides a result: the GPU and its driver, for example.
+        machine: what else decides a result: the versions of libraries, the GPU and its driver.
 
     Attributes:
         path: the file.
         cases, faults: how many of each were in it.
-        dropped: whether the file was of other sources or of another command.
+        seconds: how long the runs before this one took.
+        dropped: why its results were dropped, None if they were not.
+        lost: why nothing more is kept, None if all is.
 
     Raises:
         ArgumentError: the file is no ledger, or another run writes it at this moment.
         OSError: it cannot be read or written.
     """
 
-    def __init__(self, path: Path, command: str, machine: Mapping[str, str] | None = None) -> None:
+    def __init__(self, path: Path, command: str, machine: Mapping[str, Any] | None = None) -> None:
         self.path = path
+        self.dropped: str | None = None
+        self.lost: str | None = None
         path.parent.mkdir(parents=True, exist_ok=True)
         self._locked = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            swept = {"of": "cases", "command": command, **installation(), **(machine or {})}
+            try:
+                self._ledger = Ledger(path, swept, synced=False)
+            except ArgumentError as error:
+                self._ledger = Ledger(path, swept, fresh=True, synced=False)
+                self.dropped = str(error)
+        except BlockingIOError as error:
             os.close(self._locked)
             raise ArgumentError("report", f"{path}, which another run writes", "another --report") from error
-        swept = {"of": "cases", "command": command, **installation(), **(machine or {})}
-        self.dropped = False
-        try:
-            self._ledger = Ledger(path, swept, synced=False)
-        except ArgumentError:
-            self._ledger = Ledger(path, swept, fresh=True, synced=False)
-            self.dropped = True
+        except BaseException:
+            os.close(self._locked)
+            raise
         self._results: dict[str, Any] = {}
         self._faults: dict[str, Any] = {}
-        for name, documents in self._ledger.done.items():
-            (self._faults if name.startswith("fault ") else self._results).update(documents)
-        self.cases, self.faults = len(self._results), len(self._faults)
+        spent: dict[str, float] = {}
+        for held in self._ledger.done.values():
+            self._results |= held.get("cases", {})
+            self._faults |= held.get("faults", {})
+            spent[held["run"]] = max(spent.get(held["run"], 0.0), held["seconds"])
+        self.cases, self.faults, self.seconds = len(self._results), len(self._faults), sum(spent.values())
+        self._run, self._start = f"run {len(spent) + 1}", time.perf_counter()
 
-    def result(self, case: Case) -> Result | None:
-        """What is known of a case."""
+    def result(self, case: Case, source: Callable[[str], str]) -> Result | None:
+        """What is known of a case; `source` gives the present hash of all that decides a family's results."""
         document = self._results.get(str(case))
         try:
-            return None if document is None else _result(case, document)
+            result = None if document is None else _result(case, document)
         except (KeyError, TypeError, ValueError):
             return None  # a line that somebody changed: the case runs again
+        # Sources may have been others than at the start while the case ran.
+        return result if result is not None and result.source_sha256 == source(case.family.name) else None
 
     def fault(self, fault: Fault) -> FaultResult | None:
         """What is known of a planted fault."""
@@ -81,23 +94,23 @@ class KeptRun:
             return None
 
     def keep(self, results: Sequence[Result]) -> None:
-        """Write down those that do not fail.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Write down those that do not fail, unless the disk is full: then the run goes on, and nothing is kept."""
         documents = {str(each.case): _document(each) for each in results if _is_kept(each)}
         if documents:
-            self._ledger.add(f"cases from {next(iter(documents))} on", documents)
+            self._add(f"cases from {next(iter(documents))} on", cases=documents)
 
     def keep_fault(self, result: FaultResult) -> None:
-        """Write down what became of a fault, if it was caught.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Write down what became of a fault, if it was caught."""
         if result.caught:
-            self._ledger.add(f"fault {result.name}", {result.name: dataclasses.asdict(result)})
+            self._add(f"fault {result.name}", faults={result.name: dataclasses.asdict(result)})
+
+    def _add(self, piece: str, **found: Mapping[str, Any]) -> None:
+        if self.lost is None:
+            try:
+                seconds = round(time.perf_counter() - self._start, 3)
+                self._ledger.add(piece, {"run": self._run, "seconds": seconds, **found})
+            except OSError as error:
+                self.lost = str(error)
 
     def drop(self) -> None:
         """The report is written: nobody needs the file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -19,13 +20,17 @@ from typer.testing import CliRunner, Result
 from refmoe.catalog import list_cases, parse_case
 from refmoe.cli import app
 from refmoe.families.family import Assumption
+from refmoe.files import partial_of
 from refmoe.verify import kept, kernel
 from refmoe.verify.kept import KeptRun
 from refmoe.verify.plant import FaultResult, Patch
+from refmoe.verify.sweep import Ledger
 from refmoe.verify.verdict import Verdict
 
-REPORT, PARTIAL = Path("found.json"), Path("found.json.partial")
+REPORT = Path("found.json")
 ASKED = ("parity", "--suite", "mxfp8_quantize", "--level", "quick", "--arch", "sm_120a", "--report", str(REPORT))
+COMMAND = "refmoe parity --device ptx --arch=sm_120a --level quick --suite=mxfp8_quantize"
+PARTIAL = partial_of(REPORT, COMMAND)
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +91,7 @@ def test_the_same_command_goes_on_and_its_report_is_that_of_one_run(ran: Ran) ->
     ran.start()
     found = refmoe(*ASKED)
     assert found.exit_code == 0
-    assert "4 cases are in found.json.partial: they do not run again" in found.output
+    assert f"4 cases are in {PARTIAL}: they do not run again" in found.output
     assert ran.cases == listed()[4:]
     assert not PARTIAL.exists()
     went_on = compared(REPORT)
@@ -106,21 +111,14 @@ def test_a_case_that_failed_runs_again(ran: Ran) -> None:
     assert not PARTIAL.exists()
 
 
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        (("--schedules", "2"), "another command"),
-        (("--suite", "finalize"), "another command"),
-    ],
-)
-def test_results_of_another_command_are_dropped(ran: Ran, other: tuple[str, ...], said: str) -> None:
+@pytest.mark.parametrize("other", [("--schedules", "2"), ("--suite", "finalize"), ("--level", "full")])
+def test_another_command_leaves_the_results_of_this_one(ran: Ran, other: tuple[str, ...]) -> None:
     ran.start(4)
     assert refmoe(*ASKED).exit_code == 130
+    before = PARTIAL.read_text()
     ran.start(0)
-    found = refmoe(*ASKED, *other)
-    assert found.exit_code == 130
-    assert f"dropped: {PARTIAL}" in found.output
-    assert said in found.output
+    assert refmoe(*ASKED, *other).exit_code == 130
+    assert PARTIAL.read_text() == before
 
 
 def test_results_of_other_sources_are_dropped(monkeypatch: pytest.MonkeyPatch, ran: Ran) -> None:
@@ -129,7 +127,8 @@ def test_results_of_other_sources_are_dropped(monkeypatch: pytest.MonkeyPatch, r
     monkeypatch.setattr(kept, "installation", lambda: {"refmoe": "other", "compiler": "none", "numpy": "2"})
     ran.start()
     found = refmoe(*ASKED)
-    assert f"dropped: {PARTIAL}" in found.output
+    assert "dropped: " in found.output
+    assert "made from other sources" in " ".join(found.output.split())
     assert len(ran.cases) == len(listed())
 
 
@@ -147,7 +146,7 @@ def test_a_file_that_is_no_ledger_is_refused_and_left(ran: Ran) -> None:
     PARTIAL.write_text("my notes\n")
     found = refmoe(*ASKED)
     assert found.exit_code == 2
-    assert "found.json.partial" in found.output
+    assert str(PARTIAL) in found.output.replace("\n", "")
     assert PARTIAL.read_text() == "my notes\n"
 
 
@@ -162,10 +161,10 @@ def test_a_result_whose_fields_somebody_changed_is_none(ran: Ran) -> None:
 
 
 def test_two_runs_at_once_do_not_write_one_file(ran: Ran) -> None:
-    other = KeptRun(PARTIAL, "refmoe parity")
+    other = KeptRun(PARTIAL, COMMAND)
     found = refmoe(*ASKED)
     assert found.exit_code == 2
-    assert "found.json.partial, which another run writes; needed another --report" in " ".join(found.output.split())
+    assert f"{PARTIAL}, which another run writes; needed another --report" in " ".join(found.output.split())
     other.close()
     assert refmoe(*ASKED).exit_code == 0
 
@@ -186,14 +185,20 @@ def test_every_field_of_a_result_comes_back(tmp_path: Path) -> None:
     failed = dataclasses.replace(whole, case=parse_case(f"{CASE}.sm_121a"), verdict=Verdict.MISMATCH)
     caught = FaultResult("7-name", "wrong", "a class", str(CASE), Verdict.ERROR, "a race", 3, True, ("all",))
     survived = dataclasses.replace(caught, name="8-name", case=None)
+
+    def source(family: str) -> str:
+        assert whole.source_sha256
+        return whole.source_sha256
+
     written = KeptRun(tmp_path / "kept", "command")
     written.keep([whole, refused, failed])
     written.keep_fault(caught)
     written.keep_fault(survived)
     written.close()
     read = KeptRun(tmp_path / "kept", "command")
-    assert (read.cases, read.faults, read.dropped) == (2, 1, False)
-    assert [read.result(each.case) for each in (whole, refused, failed)] == [whole, refused, None]
+    assert (read.cases, read.faults, read.dropped) == (2, 1, None)
+    assert [read.result(each.case, source) for each in (whole, refused, failed)] == [whole, refused, None]
+    assert read.result(whole.case, lambda family: "other") is None
     faults = [Patch(name, "wrong", "a class", "", ()) for name in ("7-name", "8-name")]
     assert [read.fault(each) for each in faults] == [caught, None]
     read.close()
@@ -220,3 +225,27 @@ def test_the_file_of_a_report_that_cannot_be_written_stays(ran: Ran) -> None:
     REPORT.mkdir()
     assert refmoe(*ASKED).exit_code != 0
     assert len(PARTIAL.read_text().splitlines()) > 1
+
+
+def test_a_run_that_went_on_took_the_time_of_all_its_parts(ran: Ran) -> None:
+    ran.start(4)
+    assert refmoe(*ASKED).exit_code == 130
+    lines = [json.loads(line) for line in PARTIAL.read_text().splitlines()]
+    for line in lines[1:]:
+        line["result"]["seconds"] += 300
+    PARTIAL.write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
+    ran.start()
+    assert refmoe(*ASKED).exit_code == 0
+    assert json.loads(REPORT.read_text())["seconds"] > 300
+
+
+def test_a_full_disk_costs_what_is_kept_and_not_the_run(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(ledger: Any, line: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    kept_run = KeptRun(Path("kept"), "command")
+    monkeypatch.setattr(Ledger, "_append", full)
+    kept_run.keep([result()])
+    assert kept_run.lost is not None
+    assert "No space left" in kept_run.lost
+    kept_run.close()
