@@ -206,19 +206,19 @@ def test_every_field_of_a_result_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_with_what_all_of_its_processes_found(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "refmoe", *ASKED, "--jobs", "2"]
+    asked = ["parity", "--suite", "routing", "--arch", "sm_120a", "--jobs", "2", "--report", str(REPORT)]
+    command = [sys.executable, "-m", "refmoe", *asked]
     process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stdout=subprocess.DEVNULL)
-    partial = tmp_path / PARTIAL
+    partial = tmp_path / partial_of(REPORT, "refmoe parity --device ptx --arch=sm_120a --level default --suite=routing")
     while process.poll() is None and (not partial.exists() or len(partial.read_text().splitlines()) < 3):
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    lines = partial.read_text().splitlines()
-    assert len(lines) >= 3
+    assert len(partial.read_text().splitlines()) >= 3
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "they do not run again" in ended.stdout
     assert not partial.exists()
-    assert len(compared(tmp_path / REPORT)["cases"]) == len(listed())
+    assert len(compared(tmp_path / REPORT)["cases"]) == len(list_cases("default", ["routing"], arch="sm_120a"))
 
 
 def test_the_file_of_a_report_that_cannot_be_written_stays(ran: Ran) -> None:

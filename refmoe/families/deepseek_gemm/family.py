@@ -371,7 +371,7 @@ _BATCH, _BATCH_ROWS = Shape(m=19, k=384, n=256, e=4), "19-0-1-11"
 #: More blocks of K than any kernel has stages, an odd number of them, for fewer rows than a tile has.
 _DEEP = Shape(m=9, k=1408, n=128, e=2)
 #: More tiles than two multiprocessors take at once: persistent CTAs take several. Tensor copies store 64 rows.
-_LOOPING: dict[str, Any] = {"rows": "64", "multiprocessors": 2}
+_LOOPING_OPTIONS: dict[str, Any] = {"rows": "64", "multiprocessors": 2}
 _LOOPING_SHAPE = Shape(m=192, k=128, n=256, e=3)
 _HOPPER = _MODELS[1:]
 
@@ -432,8 +432,8 @@ def _default() -> Iterator[Case]:
     yield _case("near", dataclasses.replace(_DEEP, n=256), rows="4-5", tile_m=128, ctas=2, **wgmma)
     yield _case("near", _DEEP, rows="4-5", tile_m=128, **wgmma)  # a warpgroup without rows, and a ring that wraps
     yield _case("near", Shape(200, 256, n=128, e=2), "f32", rows="135-65", scales="mn_major", tile_m=256, **wgmma)
-    yield _case("near", _LOOPING_SHAPE, **_LOOPING, **wgmma)
-    yield _case("near", _LOOPING_SHAPE, tile_m=128, **_LOOPING, **wgmma)
+    yield _case("near", _LOOPING_SHAPE, **_LOOPING_OPTIONS, **wgmma)
+    yield _case("near", _LOOPING_SHAPE, tile_m=128, **_LOOPING_OPTIONS, **wgmma)
     yield _case("near", Shape(3, 128, n=512, e=3), rows="1", tile_m=128, ctas=2, multiprocessors=2, **wgmma)
     for tile_m in (64, 128):  # a row less than a tensor copy stores, and behind it rows of no expert
         shape = Shape(2 * tile_m + 3, 128, n=128, e=2)
@@ -503,10 +503,8 @@ def _default() -> Iterator[Case]:
     for tile_m, ctas in ((64, 1), (128, 1), (256, 1), (128, 2)):
         shape = Shape(64, 256, n=ctas * TILE_N, e=1)
         yield _case("cancelling", shape, rows="64", tile_m=tile_m, ctas=ctas, **wgmma)
-    # Of the two entries of a tile one has these: they differ in how they store, not in how they number tiles.
-    for (tile_m, ctas), dtype in zip(
-        ((64, 1), (128, 1), (256, 1), (128, 2)), itertools.cycle(OUT_DTYPES), strict=False
-    ):
+    # One entry of each tile has these. The entries of a tile number tiles by the same source, and store in two ways.
+    for tile_m, ctas, dtype in ((64, 1, "bf16"), (128, 1, "f32"), (256, 1, "bf16"), (128, 2, "f32")):
         yield _past_every_lane(dtype, tile_m, ctas=ctas, **wgmma)
         # A tile of tokens more than a band has, in two columns of tiles: in one, every band is numbered alike.
         shape = Shape(_BAND * tile_m + 1, 128, n=2 * ctas * TILE_N, e=1)
