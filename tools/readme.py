@@ -208,7 +208,7 @@ def _mutants() -> str:
     return (
         f"{planted} Of {drawn['mutants']:,} small changes that a program drew, {drawn['does_not_build']} do not build, "
         f"{drawn['same_code']} give the same machine code, {drawn['proven_equivalent']} are proven equivalent, "
-        f"{found} are caught, {drawn['survived']} survive: {100 * drawn['share']:.1f} % of those that can be caught are. "
+        f"{found} are caught, {drawn['survived']} survive: {100 * drawn['share']:.1f} % of those that can be. "
         "[The report](reports/mutation.json) gives the reason of each that survives."
     )
 
