@@ -259,3 +259,64 @@ def test_launches_are_held_against_what_a_proof_takes_for_granted(
     block: int, numbers: tuple[int, ...], expected: bool
 ) -> None:
     assert program.sound(LaunchPlan(Entry("kernel", "kernel"), 1, block, (None, *numbers))) is expected
+
+
+SMALL = """\
+.version 9.0
+.target sm_120a
+.address_size 64
+.visible .entry kernel(
+\t.param .u64 .ptr .align 1 kernel_param_0,
+\t.param .u64 .ptr .align 1 kernel_param_1,
+\t.param .u32 kernel_param_2
+)
+.maxntid 64
+{
+\t.reg .pred \t%p<9>;
+\t.reg .b16 \t%rs<9>;
+\t.reg .b32 \t%r<20>;
+\t.reg .b64 \t%rd<9>;
+
+\tld.param.u64 \t%rd1, [kernel_param_0];
+\tld.param.u64 \t%rd2, [kernel_param_1];
+BODY
+\tret;
+}
+"""
+
+
+def small(*body: str) -> str:
+    """A kernel that loads the pointers of its two buffers, %rd1 and %rd2, and then runs some lines."""
+    return SMALL.replace("BODY", "\n".join(f"\t{each};" for each in body))
+
+
+def is_proven(text: str, before: str, after: str) -> bool:
+    """Whether the mutant that has `after` in the place of `before`, which is in the text once, is proven."""
+    assert text.count(before) == 1
+    start = text.index(before)
+    return differences.proof(Site("ptx", "kernel", "kernel", "change", 1, 1, before, after, start), text) is not None
+
+
+def differs(text: str, before: str, after: str) -> bool:
+    """Whether the executor sees a difference of such a mutant."""
+    return any(result(text, number) != result(text.replace(before, after), number) for number in (0, 5))
+
+
+@pytest.mark.parametrize("opcode", ["neg.f32", "abs.f32", "neg.ftz.f32", "abs.ftz.f32"])
+def test_a_nan_that_is_made_canonical_shows_bits_of_its_operand(opcode: str) -> None:
+    text = small(
+        "mov.u32 %r7, %tid.x", "mul.wide.u32 %rd3, %r7, 4", "add.s64 %rd4, %rd1, %rd3", "add.s64 %rd5, %rd2, %rd3",
+        "ld.global.u32 %r1, [%rd4]", "and.b32 %r2, %r1, 4194304", "or.b32 %r3, %r2, 0x7f800000",
+        f"{opcode} %r4, %r3", "and.b32 %r5, %r4, 1", "st.global.u32 [%rd5], %r5",
+    )  # fmt: skip
+    assert differs(text, "ld.global.u32", "ld.global.u16")
+    assert not is_proven(text, "ld.global.u32", "ld.global.u16")
+
+
+def test_a_sign_that_abs_takes_away_is_not_seen_and_one_that_neg_turns_is() -> None:
+    text = small(
+        "ld.global.u32 %r1, [%rd1]", "and.b32 %r2, %r1, 0x80000000", "abs.f32 %r3, %r2", "st.global.u32 [%rd2], %r3"
+    )
+    assert is_proven(text, "ld.global.u32", "ld.global.u16")
+    assert not is_proven(text.replace("abs.f32", "neg.f32"), "ld.global.u32", "ld.global.u16")
+    assert not is_proven(text.replace("abs.f32", "abs.ftz.f32"), "ld.global.u32", "ld.global.u16")

@@ -299,10 +299,8 @@ def carried(each: Instruction, masks: list[int], registers: KnownRegisters) -> i
     masks = [mask & full for mask in masks]
     if name == "mov" and "{" not in sources[0] + each.operands[0][1]:
         return masks[0]
-    if name == "neg" and parts[-1][0] == "f":
-        return masks[0]
-    if name == "abs" and parts[-1][0] == "f":
-        return masks[0] & (full >> 1)
+    if name in ("neg", "abs") and parts[-1][0] == "f":
+        return _through_sign(name, parts, masks[0], 1 << (bits - 1))
     if name == "copysign":
         sign = 1 << (bits - 1)
         return masks[0] & sign | masks[1] & (full >> 1)
@@ -328,6 +326,16 @@ def carried(each: Instruction, masks: list[int], registers: KnownRegisters) -> i
         # A register that is wider than the type holds the sign above it.
         return cut | (-1 << target if parts[1][0] == "s" and cut >> (target - 1) else 0)
     return -1
+
+
+def _through_sign(name: str, parts: list[str], mask: int, sign: int) -> int:
+    """Every NaN becomes one and the same, so any bit but the sign may decide about all of them; so may it with `ftz`.
+
+    Two words that differ in the sign alone are both NaN, and then become the same, or neither is.
+    """
+    if len(parts) != 2 or mask & ~sign:
+        return -1
+    return mask if name == "neg" else 0
 
 
 def _through_bits(name: str, masks: list[int], held: list[KnownWord | None], full: int) -> int:
