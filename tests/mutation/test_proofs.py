@@ -320,3 +320,33 @@ def test_a_sign_that_abs_takes_away_is_not_seen_and_one_that_neg_turns_is() -> N
     assert is_proven(text, "ld.global.u32", "ld.global.u16")
     assert not is_proven(text.replace("abs.f32", "neg.f32"), "ld.global.u32", "ld.global.u16")
     assert not is_proven(text.replace("abs.f32", "abs.ftz.f32"), "ld.global.u32", "ld.global.u16")
+
+
+def test_a_register_that_is_written_later_is_not_known_before() -> None:
+    text = small(
+        "mov.u32 %r7, 3", "mov.u32 %r9, 1", "add.s32 %r4, %r9, %r7", "st.global.u32 [%rd2], %r4", "mov.u32 %r8, 3"
+    )
+    assert differs(text, "%r9, %r7", "%r9, %r8")
+    assert not is_proven(text, "%r9, %r7", "%r9, %r8")
+    assert not is_proven(text.replace("[%rd2], %r4", "[%rd2], %r9"), "%r9, %r7", "%r9, %r8")  # nor may it be read
+    compared = small("mov.u32 %r7, 3", "setp.lt.s32 %p1, %r7, 9", "@%p1 st.global.u32 [%rd2], %r7", "mov.u32 %r8, 3")
+    assert not is_proven(compared, "%p1, %r7", "%p1, %r8")
+    assert is_proven(compared, "%r7, 9", "%r7, 8")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("ld.acquire.gpu.global.u32", "ld.relaxed.gpu.global.u32", False),
+        ("ld.acquire.gpu.global.u32", "ld.acquire.cta.global.u32", False),
+        ("ld.acquire.gpu.global.u32", "ld.acquire.gpu.global.u16", False),
+        ("ld.relaxed.gpu.global.u32", "ld.global.u32", False),
+        ("ld.volatile.global.u32", "ld.volatile.global.u16", False),
+        ("ld.global.u32", "ld.shared.u32", False),
+        ("ld.global.u16", "ld.global.u32", False),
+        ("ld.global.u32", "ld.global.u16", True),
+        ("ld.global.nc.u32", "ld.global.nc.u16", True),
+    ],
+)
+def test_a_load_whose_value_nobody_reads_may_only_read_less(before: str, after: str, expected: bool) -> None:
+    assert is_proven(small(f"{before} %r1, [%rd1]", "st.global.u32 [%rd2], 1"), before, after) is expected

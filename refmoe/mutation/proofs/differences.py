@@ -19,6 +19,9 @@ from refmoe.mutation.site import Site
 _INTEGER = re.compile(r"([su])(8|16|32|64)$")
 _EXCHANGES = frozenset(("bfly", "up", "down", "idx"))
 
+#: Modifiers of loads that others, or what comes behind, may depend on.
+_ORDERS = frozenset(("acquire", "relaxed", "volatile", "mmio"))
+
 #: Instructions that compute one register of others, and do nothing else.
 _PURE = frozenset(
     (
@@ -195,8 +198,15 @@ class _Run:
         if _result(new) != _result(old):
             raise _Seen
         texts = [operand for _, operand in old.sources], [operand for _, operand in new.sources]
+        # What is known of a register holds once it is written, and only what the sound instruction reads is for sure.
+        if not self._registers(texts[1]) <= self._registers(texts[0]):
+            raise _Seen
         if old.opcode != new.opcode:
             if texts[0] != texts[1] or new.name not in (*_PURE, "ld"):
+                raise _Seen
+            if {"ld", "shfl"} & {old.name, new.name} and old.name != new.name:
+                raise _Seen
+            if old.name == "ld" and not _reads_less(old, new):
                 raise _Seen
             masks = [self._mask(lane, operand) for operand in texts[0]]
             if old.name == "shfl":
@@ -226,6 +236,9 @@ class _Run:
             return -1
         left, right = values_of[0], values_of[1]
         return ~(left.zeros & right.zeros | left.ones & right.ones)
+
+    def _registers(self, operands: list[str]) -> set[str]:
+        return {name for operand in operands for name in self.program.registers(operand)}
 
     def _predicates(self, operands: tuple[str, ...]) -> set[str]:
         return {each for each in operands for name in self.program.registers(each) if self.program.width(name) == 1}
@@ -375,7 +388,7 @@ def between_opcodes(old: Instruction, new: Instruction, registers: KnownRegister
         return -1
     before, after = one[at[0]], other[at[0]]
     if old.name == "ld":
-        return _narrower(before, after) if not old.operands[0][1].startswith("{") else -1
+        return -1 << int(after[1:]) if not old.operands[0][1].startswith("{") else -1
     if old.name == "setp" and len(one) == 3:
         return _comparisons(old, one, other, registers)
     if old.name == "cvt":
@@ -391,9 +404,13 @@ def between_opcodes(old: Instruction, new: Instruction, registers: KnownRegister
     return _signs(old, one, words, registers)
 
 
-def _narrower(before: str, after: str) -> int:
-    kinds = re.fullmatch(r"[subf](\d+)", before), re.fullmatch(r"[subf](\d+)", after)
-    return -1 << int(kinds[1][1]) if kinds[0] and kinds[1] else -1
+def _reads_less(old: Instruction, new: Instruction) -> bool:
+    """Whether two loads differ in nothing but their type, the second reads no more, and neither orders anything."""
+    one, other = old.opcode.split("."), new.opcode.split(".")
+    kinds = [re.fullmatch(r"[subf](\d+)", parts[-1]) for parts in (one, other)]
+    if one[:-1] != other[:-1] or _ORDERS & {*one} or not kinds[0] or not kinds[1]:
+        return False
+    return int(kinds[1][1]) <= int(kinds[0][1])
 
 
 def _signs(old: Instruction, parts: list[str], words: list[KnownWord], registers: KnownRegisters) -> int:
