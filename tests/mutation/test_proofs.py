@@ -350,3 +350,46 @@ def test_a_register_that_is_written_later_is_not_known_before() -> None:
 )
 def test_a_load_whose_value_nobody_reads_may_only_read_less(before: str, after: str, expected: bool) -> None:
     assert is_proven(small(f"{before} %r1, [%rd1]", "st.global.u32 [%rd2], 1"), before, after) is expected
+
+
+@pytest.mark.parametrize(
+    ("declared", "name"),
+    [
+        (".reg .b32 t<4>", "t0"), (".reg .b32 t", "t"), (".reg .b32 %tmp", "%tmp"), (".reg .b32 %SP", "%SP"),
+        (".reg\t.b32 %Tmp_x<3>", "%Tmp_x2"),
+    ],
+)  # fmt: skip
+def test_a_register_of_any_name_is_followed(declared: str, name: str) -> None:
+    text = small(declared, f"mov.u32 {name}, 7", f"st.global.u32 [%rd2], {name}")
+    assert differs(text, "7;", "8;")
+    assert not is_proven(text, f"mov.u32 {name}, 7;", "")
+    assert not is_proven(text, "7;", "8;")
+    assert is_proven(text.replace(f"[%rd2], {name}", "[%rd2], 1"), "7;", "8;")
+
+
+@pytest.mark.parametrize(
+    ("line", "known"),
+    [
+        ("mov.u32 %r3, %tid.x", True),
+        ("mov.u32 %r3, %q3", False),
+        ("mov.u32 %r3, q", False),
+        ("mov.u32 %r3, %R3", False),
+        ("@q mov.u32 %r3, 1", False),
+        (".reg .b32 %r1<3>", False),
+        (".reg .v4 .b32 v;\n\tmov.v4.b32 v, v", False),
+        ("bar.sync 0", True),
+        ("bar.red.popc.u32 %r3, 0, %p1", False),
+        ("barrier.cta.red.or.pred %p2, 0, %p1", False),
+    ],
+)
+def test_what_may_be_a_register_that_is_not_seen_proves_nothing(line: str, known: bool) -> None:
+    text = small("mov.u32 %r8, 7", "setp.eq.u32 %p1, 1, 1", line, "st.global.u32 [%rd2], 1")
+    assert is_proven(text, "7;", "8;") is known
+
+
+@pytest.mark.parametrize("line", ["add.cc.u32 %r3, %r8, -1", "addc.u32 %r3, %r8, 0", "mad.lo.cc.u32 %r3, %r8, 2, 3"])
+def test_a_carry_that_no_register_holds_proves_nothing(line: str) -> None:
+    text = small("mov.u32 %r8, 7", line, "addc.u32 %r4, 0, 0", "st.global.u32 [%rd2], %r4")
+    assert not is_proven(text, "7;", "8;")
+    only = small("mov.u32 %r8, 7", line, "st.global.u32 [%rd2], 1")
+    assert not is_proven(only, "7;", "8;")

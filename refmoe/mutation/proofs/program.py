@@ -36,8 +36,34 @@ _IGNORED = re.compile(r"^[ \t]*(?:[{}]|\.(?:reg|shared|pragma)\b[^;]*;)?[ \t]*$"
 _SCOPE = re.compile(
     r"^[ \t]*\{[ \t]*\.reg \.b16 \w+;[ \t]*(mov\.b32)[ \t]+(\{\w+, ?%\w+\})[ \t]*,[ \t]*(%\w+);[ \t]*\}$", re.MULTILINE
 )
-_REGISTER = re.compile(r"%[a-z]+\d+\b|\b[A-Za-z_]\w*\b")
-_DECLARED = re.compile(r"\.reg \.(\w+)\s+([^;]+);")
+_NAME = re.compile(r"(?<![\w$%.])[%$A-Za-z_][\w$]*")
+_DECLARED = re.compile(r"\.reg\s+\.(\w+)\s+([^;]+);")
+_DIRECTIVE = re.compile(r"^[ \t]*\.(?!reg\b)[^;\n]*", re.MULTILINE)
+#: An octal number, which Python does not read.
+_OCTAL = re.compile(r"(?<![\w.])0\d")
+#: What is named like a register, and is none that an instruction writes.
+_READ_ONLY = frozenset(
+    f"%{name}"
+    for name in (
+        *(
+            "tid",
+            "ntid",
+            "ctaid",
+            "nctaid",
+            "laneid",
+            "warpid",
+            "nwarpid",
+            "smid",
+            "nsmid",
+            "gridid",
+            "clock",
+            "clock64",
+        ),
+        *("clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid", "cluster_ctarank", "cluster_nctarank"),
+        *("lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt", "globaltimer", "globaltimer_lo"),
+        *("globaltimer_hi", "is_explicit_cluster", "dynamic_smem_size", "total_smem_size"),
+    )
+)
 _WRITES_NOTHING = frozenset(
     (
         *("st", "stmatrix", "red", "bra", "ret", "exit", "trap", "bar", "barrier", "fence", "membar"),
@@ -104,7 +130,44 @@ class EntryCode:
                 labels, held = [], []
         _nothing_between(text[at:])
         blocks.append(StraightCode(tuple(labels), tuple(held)))
-        return cls(text, code, tuple(blocks))
+        made = cls(text, code, tuple(blocks))
+        made._followed()
+        return made
+
+    def _followed(self) -> None:
+        """Refuse what the analysis would follow wrongly: registers that it does not see, and spellings it misreads."""
+        known = {"_", "WARP_SZ"} | {label for block in self.blocks for label in block.labels}
+        known |= {name for match in _DIRECTIVE.finditer(self.text) for name in _NAME.findall(match[0])}
+        for each in self.code:
+            _refuse(each)
+            guard = [each.guard.lstrip("@!")] if each.guard else []
+            for operand in (*guard, *(operand for _, operand in each.operands)):
+                for name in _NAME.findall(operand):
+                    if not (self._declares(name) or name in (_READ_ONLY if name[0] == "%" else known)):
+                        raise NoProof(f"what {name} is")
+                if _OCTAL.search(operand):
+                    raise NoProof(f"which number {operand} is")
+
+    def _declares(self, name: str) -> bool:
+        return name in self.widths or name.rstrip("0123456789") in self.families
+
+    @cached_property
+    def families(self) -> frozenset[str]:
+        """The letters of registers that are declared with their number, as `%r<9>`.
+
+        Raises:
+            NoProof: they end in a digit, so that where the number begins is open.
+        """
+        found = [
+            name.partition("<")[0].strip()
+            for match in _DECLARED.finditer(self.text)
+            for name in match[2].split(",")
+            if "<" in name
+        ]
+        for letters in found:
+            if letters[-1:].isdigit():
+                raise NoProof(f"which registers {letters} begins")
+        return frozenset(found)
 
     @cached_property
     def widths(self) -> Mapping[str, int]:
@@ -145,16 +208,12 @@ class EntryCode:
     def registers(self, operand: str) -> list[str]:
         """The registers that an operand names."""
         if operand not in self.named:
-            self.named[operand] = [
-                name
-                for name in _REGISTER.findall(operand)
-                if name in self.widths or (name.startswith("%") and name.rstrip("0123456789") in self.widths)
-            ]
+            self.named[operand] = [name for name in _NAME.findall(operand) if self._declares(name)]
         return self.named[operand]
 
     @cached_property
     def named(self) -> dict[str, list[str]]:
-        """KnownRegisters by operand, as far as anybody has asked."""
+        """Registers by operand, as far as anybody has asked."""
         return {}
 
     @cached_property
@@ -196,6 +255,14 @@ def _scoped(text: str, body: int) -> Iterator[ptx.Instruction]:
     for match in _SCOPE.finditer(text, body):
         operands = ((match.start(2), match[2]), (match.start(3), match[3]))
         yield ptx.Instruction("", -1, match[1], match.start(1), operands, match.start(), match.end())
+
+
+def _refuse(each: ptx.Instruction) -> None:
+    parts = each.opcode.split(".")
+    reduces = parts[0] in ("bar", "barrier") and "red" in parts
+    carries = "cc" in parts or parts[0] in ("addc", "subc", "madc")
+    if reduces or carries:
+        raise NoProof(f"what {each.opcode} writes")
 
 
 def _nothing_between(text: str) -> None:
