@@ -253,10 +253,13 @@ def test_every_register_of_a_declaration_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("block", "numbers", "expected"),
-    [(64, (0, 2**31 - 1), True), (33, (1,), False), (32, (-1,), False), (32, (2**31,), False)],
-)
+    [
+        (64, (0, 2**31 - 1), True), (33, (1,), False), (32, (-1,), False), (32, (2**31,), False),
+        (32, (1.0,), False), (32, (np.int32(1),), False), (32, (np.float32(1),), False), (32, (np.uint64(1),), False),
+    ],
+)  # fmt: skip
 def test_launches_are_held_against_what_a_proof_takes_for_granted(
-    block: int, numbers: tuple[int, ...], expected: bool
+    block: int, numbers: tuple[Any, ...], expected: bool
 ) -> None:
     assert program.sound(LaunchPlan(Entry("kernel", "kernel"), 1, block, (None, *numbers))) is expected
 
@@ -393,3 +396,68 @@ def test_a_carry_that_no_register_holds_proves_nothing(line: str) -> None:
     assert not is_proven(text, "7;", "8;")
     only = small("mov.u32 %r8, 7", line, "st.global.u32 [%rd2], 1")
     assert not is_proven(only, "7;", "8;")
+
+
+@pytest.mark.parametrize(
+    ("declared", "loaded", "expected"),
+    [
+        (".u32 kernel_param_2", "ld.param.u32 %r1, [kernel_param_2]", True),
+        (".u32 kernel_param_2", "ld.param.b32 %r1, [kernel_param_2]", True),
+        (".f32 kernel_param_2", "ld.param.f32 %r1, [kernel_param_2]", False),
+        (".f32 kernel_param_2", "ld.param.b32 %r1, [kernel_param_2]", False),
+        (".u64 kernel_param_2", "ld.param.u32 %r1, [kernel_param_2]", False),
+        (".align 4 .b8 kernel_param_2[8]", "ld.param.u32 %r1, [kernel_param_2+4]", False),
+    ],
+)
+def test_only_a_parameter_that_is_an_integer_of_32_bits_is_at_least_0(
+    declared: str, loaded: str, expected: bool
+) -> None:
+    text = small(loaded, "max.s32 %r2, %r1, 0", "st.global.u32 [%rd2], %r2")
+    text = text.replace(".u32 kernel_param_2", declared)
+    assert is_proven(text, "max.s32", "max.u32") is expected
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("min.s32", "max.relu.s32"), ("shl.b32 %r3, %r8, 1", "cvt.pack.sat.s16.s32 %r3, %r8, %r8")],
+)
+def test_spellings_that_are_not_followed_prove_nothing(before: str, after: str) -> None:
+    text = small("mov.u32 %r8, 7", "min.s32 %r2, %r8, 9", "shl.b32 %r3, %r8, 1", "st.global.u32 [%rd2], 1")
+    assert is_proven(text, "7;", "8;")
+    assert not is_proven(text.replace(before, after), "7;", "8;")
+
+
+def test_an_octal_number_proves_nothing_and_ends_nothing() -> None:
+    assert is_proven(small("mov.u32 %r8, 10", "st.global.u32 [%rd2], 1"), "10;", "9;")
+    assert not is_proven(small("mov.u32 %r8, 010", "st.global.u32 [%rd2], 1"), "010;", "9;")
+
+
+def test_all_32_bits_of_a_shift_s_amount_count() -> None:
+    text = small(
+        "mov.u32 %r1, 65537", "mov.u16 %rs1, 3", "shl.b16 %rs2, %rs1, %r1", "cvt.u32.u16 %r2, %rs2",
+        "st.global.u32 [%rd2], %r2",
+    )  # fmt: skip
+    assert differs(text, "65537", "1")
+    assert not is_proven(text, "65537", "1")
+    found = KnownRegisters(EntryCode.of(text)).solve().of("%rs2", 16)
+    assert found is not None and found.constant in (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "step", "expected"), [("down", 1, True), ("idx", 1, True), ("up", 1, False), ("idx", 33, False)]
+)
+def test_lanes_are_told_apart_only_where_an_exchange_takes_its_step_as_it_is(
+    mode: str, step: int, expected: bool
+) -> None:
+    # Only lane 0 stores what the second exchange gives.
+    text = small(
+        "mov.u32 %r1, %tid.x", "mul.wide.u32 %rd3, %r1, 4", "add.s64 %rd4, %rd1, %rd3", "ld.global.u32 %r2, [%rd4]",
+        "shfl.sync.bfly.b32 %r3|%p1, %r2, 2, 31, -1", f"shfl.sync.{mode}.b32 %r4|%p2, %r3, {step}, 31, -1",
+        "setp.ne.s32 %p3, %r1, 0", "@%p3 bra END", "st.global.u32 [%rd2], %r4",
+    ).replace("\tret;", "END:\n\tret;")  # fmt: skip
+    assert is_proven(text, "shfl.sync.bfly", "shfl.sync.down") is expected
+
+
+def test_up_with_the_clamp_of_the_others_is_not_taken_for_one_of_them() -> None:
+    body = ("mov.u32 %r1, %tid.x", "shfl.sync.up.b32 %r2|%p1, %r1, 1, 31, -1", "st.global.u32 [%rd2], 1")
+    assert not is_proven(small(*body), "shfl.sync.up", "shfl.sync.down")

@@ -3,6 +3,9 @@
 Both are run in thought side by side. They differ in one instruction. A difference goes from a register to the registers
 that are computed of it, bit by bit. If none reaches an address, a store, a branch, a guard or an instruction that the
 analysis does not follow, then both run the same instructions and write the same memory: the mutant is the same kernel.
+
+The analysis does not follow the order of instructions. A register may hold at any place what it may hold at one, and so
+differs at all of them if it differs at one. That a register is written before it is read is not known either.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from refmoe.mutation.ptx import Instruction
 from refmoe.mutation.site import Site
 
 _INTEGER = re.compile(r"([su])(8|16|32|64)$")
-_EXCHANGES = frozenset(("bfly", "up", "down", "idx"))
+#: Exchanges whose clamp is 31 where the whole warp takes part; that of `up` is 0.
+_EXCHANGES = frozenset(("bfly", "down", "idx"))
 
 #: Modifiers of loads that others, or what comes behind, may depend on.
 _ORDERS = frozenset(("acquire", "relaxed", "volatile", "mmio"))
@@ -257,14 +261,14 @@ class _Run:
         """The lanes that an exchange may give a lane's value of."""
         everyone = set(range(len(self.lanes)))
         mode, (step, clamp, members) = each.opcode.split(".")[2], [operand for _, operand in each.sources[1:]]
-        if len(self.lanes) == 1 or (clamp, members) != ("31", "-1") or not re.fullmatch(r"\d+", step):
+        if len(self.lanes) == 1 or (clamp, members) != ("31", "-1") or not _is_lane(step) or mode not in _EXCHANGES:
             return everyone
         return {_source(mode, lane, int(step))}
 
     def _other_exchange(self, lane: int, old: Instruction, new: Instruction) -> dict[str, int]:
         step, clamp, members = (operand for _, operand in old.sources[1:])
         modes = old.opcode.split(".")[2], new.opcode.split(".")[2]
-        known = (clamp, members) == ("31", "-1") and re.fullmatch(r"\d+", step) and set(modes) <= _EXCHANGES
+        known = (clamp, members) == ("31", "-1") and _is_lane(step) and set(modes) <= _EXCHANGES
         if len(self.lanes) == 1 or not known or old.guard:
             raise _Seen
         found = [_source(mode, lane, int(step)) for mode in modes]
@@ -282,8 +286,13 @@ def _result(each: Instruction) -> str:
     return each.operands[0][1]
 
 
+def _is_lane(step: str) -> bool:
+    """Whether the step of an exchange is a number that it takes as it is, not modulo the warp."""
+    return re.fullmatch(r"\d+", step) is not None and int(step) < WARP
+
+
 def _at(mode: str, lane: int, step: int) -> int:
-    return {"bfly": lane ^ step, "up": lane - step, "down": lane + step, "idx": step}[mode]
+    return {"bfly": lane ^ step, "down": lane + step, "idx": step}[mode]
 
 
 def _in_warp(mode: str, lane: int, step: int) -> bool:
@@ -309,6 +318,9 @@ def carried(each: Instruction, masks: list[int], registers: KnownRegisters) -> i
     full = (1 << bits) - 1
     if not kind or (parts[-1][0] == "f" and name not in ("mov", "abs", "neg", "copysign", "selp")):
         return -1
+    if name in ("shl", "shr"):
+        # The amount has 32 bits, whatever it shifts.
+        return _through_shift(name, parts[-1], [masks[0] & full, masks[1]], sources, registers, bits)
     masks = [mask & full for mask in masks]
     if name == "mov" and "{" not in sources[0] + each.operands[0][1]:
         return masks[0]
@@ -329,8 +341,6 @@ def carried(each: Instruction, masks: list[int], registers: KnownRegisters) -> i
         return _carries(masks[0] | masks[1])
     if name in ("mul", "mad") and "lo" in parts:
         return _carries(masks[0] | masks[1] | (masks[2] if name == "mad" else 0))
-    if name in ("shl", "shr"):
-        return _through_shift(name, parts[-1], masks, sources, registers, bits)
     if name == "cvt" and len(parts) == 3 and _INTEGER.match(parts[1]) and _INTEGER.match(parts[2]):
         above = -1 << bits if parts[2][0] == "s" and masks[0] >> (bits - 1) else 0
         target = int(parts[1][1:])

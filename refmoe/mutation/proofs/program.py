@@ -1,7 +1,7 @@
 """An entry's PTX as blocks of instructions, and what its registers may hold: a sound, flow-insensitive analysis.
 
 What it takes for granted, besides PTX, is `sound`: a launch has one dimension and whole warps, and a parameter that is
-a number is 0 to 2^31 - 1. `refmoe.mutation.trial` holds the launches of cases against that.
+an integer of 32 bits is 0 to 2^31 - 1. `refmoe.mutation.trial` holds the launches of cases against that.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Number
+
+import numpy as np
 
 from refmoe.cuda.arguments import INT32_MAX
 from refmoe.cuda.launch import LaunchPlan
@@ -22,9 +25,10 @@ WARP = 32
 
 
 def sound(plan: LaunchPlan) -> bool:
-    """Whether a launch is as the analysis takes for granted."""
-    numbers = [each for each in plan.arguments if isinstance(each, int)]
-    return plan.block > 0 and plan.block % WARP == 0 and all(0 <= each <= INT32_MAX for each in numbers)
+    """Whether a launch is as the analysis takes for granted. A number that is no Python integer is not."""
+    numbers = [each for each in plan.arguments if isinstance(each, (Number, np.generic))]
+    small = all(isinstance(each, int) and 0 <= each <= INT32_MAX for each in numbers)
+    return plan.block > 0 and plan.block % WARP == 0 and small
 
 
 class NoProof(Exception):
@@ -38,6 +42,7 @@ _SCOPE = re.compile(
 )
 _NAME = re.compile(r"(?<![\w$%.])[%$A-Za-z_][\w$]*")
 _DECLARED = re.compile(r"\.reg\s+\.(\w+)\s+([^;]+);")
+_NUMBER = re.compile(r"^[ \t]*\.param[ \t]+\.[us]32[ \t]+([\w$]+)[ \t]*,?[ \t]*$", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^[ \t]*\.(?!reg\b)[^;\n]*", re.MULTILINE)
 #: An octal number, which Python does not read.
 _OCTAL = re.compile(r"(?<![\w.])0\d")
@@ -186,6 +191,11 @@ class EntryCode:
         return found
 
     @cached_property
+    def numbers(self) -> frozenset[str]:
+        """Operands that are a parameter which is one integer of 32 bits."""
+        return frozenset(f"[{name}]" for name in _NUMBER.findall(self.text))
+
+    @cached_property
     def threads(self) -> int:
         """The most threads of a block.
 
@@ -259,6 +269,8 @@ def _scoped(text: str, body: int) -> Iterator[ptx.Instruction]:
 
 def _refuse(each: ptx.Instruction) -> None:
     parts = each.opcode.split(".")
+    if each.opcode.startswith("cvt.pack.") or (parts[0] in ("min", "max") and "relu" in parts):
+        raise NoProof(f"what {each.opcode} gives")
     reduces = parts[0] in ("bar", "barrier") and "red" in parts
     carries = "cc" in parts or parts[0] in ("addc", "subc", "madc")
     if reduces or carries:
@@ -444,8 +456,8 @@ class KnownRegisters:
             return values.anything(width)
         bits, signed = int(kind[1]), parts[-1][0] == "s"
         if each.name == "ld":
-            if "param" in parts:
-                return values.between(width, 0, (1 << 31) - 1) if bits == 32 else values.anything(width)
+            if "param" in parts and bits == 32 and sources[0] in self.program.numbers:
+                return values.between(width, 0, INT32_MAX)
             return values.resized(values.anything(bits), width, signed=signed)
         if each.name == "selp" and self.truth(sources[2]) != EITHER:
             truth = self.truth(sources[2])
@@ -460,7 +472,9 @@ class KnownRegisters:
         if each.name == "redux" and parts[2] in ("min", "max"):
             found = (self.anyone or self).of(sources[0], bits)
             return found and values.between(bits, min(found.low, 0) if not found.unsigned else found.low, found.high)
-        operands = [self.of(operand, bits) for operand in sources]
+        # The amount of a shift has 32 bits, whatever it shifts.
+        shifts = each.name in ("shl", "shr")
+        operands = [self.of(operand, 32 if shifts and number else bits) for number, operand in enumerate(sources)]
         if any(each is None for each in operands):
             return None
         words = [each for each in operands if each is not None]
@@ -488,7 +502,7 @@ _SPECIAL = frozenset(f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nct
 def _truth_of(operand: str, registers: KnownRegisters) -> int:
     if re.fullmatch(r"-?\d+", operand):
         return TRUE if int(operand) else FALSE
-    return registers.truth(operand)
+    return registers.truth(operand) if registers.program.registers(operand) == [operand] else EITHER
 
 
 def _inverted(truth: int) -> int:
@@ -534,12 +548,12 @@ def _computed(
     if name == "not":
         return values.known_bits(words[0].bits, words[0].ones, words[0].zeros)
     if name in ("shl", "shr"):
-        amount = values.constant(32, int(sources[1])) if re.fullmatch(r"\d+", sources[1]) else words[1]
+        amount = words[1]
         if amount.constant is None:
             nonnegative = name == "shr" and words[0].unsigned
             return values.between(words[0].bits, 0, words[0].high) if nonnegative else None
         return values.shifted(name, words[0], amount.constant, signed=signed)
-    if name in ("min", "max") and (signed or all(each.unsigned for each in words)):
+    if name in ("min", "max") and len(parts) == 2 and (signed or all(each.unsigned for each in words)):
         pick = min if name == "min" else max
         low, high = pick(each.low for each in words), pick(each.high for each in words)
         return values.between(words[0].bits, low, high)
