@@ -440,7 +440,8 @@ def test_all_32_bits_of_a_shift_s_amount_count() -> None:
     assert differs(text, "65537", "1")
     assert not is_proven(text, "65537", "1")
     found = KnownRegisters(EntryCode.of(text)).solve().of("%rs2", 16)
-    assert found is not None and found.constant in (None, 0)
+    assert found is not None
+    assert found.constant in (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -461,3 +462,8 @@ def test_lanes_are_told_apart_only_where_an_exchange_takes_its_step_as_it_is(
 def test_up_with_the_clamp_of_the_others_is_not_taken_for_one_of_them() -> None:
     body = ("mov.u32 %r1, %tid.x", "shfl.sync.up.b32 %r2|%p1, %r1, 1, 31, -1", "st.global.u32 [%rd2], 1")
     assert not is_proven(small(*body), "shfl.sync.up", "shfl.sync.down")
+
+
+@pytest.mark.parametrize("line", ["st.global.u32 [%rd3], 1", "multimem.red.relaxed.gpu.global.add.u32 [%rd3], 1"])
+def test_an_address_that_stands_first_is_read(line: str) -> None:
+    assert not is_proven(small("add.s64 %rd3, %rd2, 4", line), "4;", "8;")

@@ -232,7 +232,10 @@ class EntryCode:
         found: dict[str, set[int]] = {}
         for index, each in enumerate(self.code):
             guard = [each.guard.lstrip("@!")] if each.guard else []
-            for name in [*guard, *(name for _, operand in each.sources for name in self.registers(operand))]:
+            # An address is read, also where it stands first, as that of an instruction which stores.
+            first = [operand for _, operand in each.operands[:1] if operand.startswith("[")]
+            read = [*first, *(operand for _, operand in each.sources)]
+            for name in [*guard, *(name for operand in read for name in self.registers(operand))]:
                 found.setdefault(name, set()).add(index)
         return {name: frozenset(users) for name, users in found.items()}
 
