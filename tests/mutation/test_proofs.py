@@ -253,9 +253,217 @@ def test_every_register_of_a_declaration_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("block", "numbers", "expected"),
-    [(64, (0, 2**31 - 1), True), (33, (1,), False), (32, (-1,), False), (32, (2**31,), False)],
-)
+    [
+        (64, (0, 2**31 - 1), True), (33, (1,), False), (32, (-1,), False), (32, (2**31,), False),
+        (32, (1.0,), False), (32, (np.int32(1),), False), (32, (np.float32(1),), False), (32, (np.uint64(1),), False),
+    ],
+)  # fmt: skip
 def test_launches_are_held_against_what_a_proof_takes_for_granted(
-    block: int, numbers: tuple[int, ...], expected: bool
+    block: int, numbers: tuple[Any, ...], expected: bool
 ) -> None:
     assert program.sound(LaunchPlan(Entry("kernel", "kernel"), 1, block, (None, *numbers))) is expected
+
+
+SMALL = """\
+.version 9.0
+.target sm_120a
+.address_size 64
+.visible .entry kernel(
+\t.param .u64 .ptr .align 1 kernel_param_0,
+\t.param .u64 .ptr .align 1 kernel_param_1,
+\t.param .u32 kernel_param_2
+)
+.maxntid 64
+{
+\t.reg .pred \t%p<9>;
+\t.reg .b16 \t%rs<9>;
+\t.reg .b32 \t%r<20>;
+\t.reg .b64 \t%rd<9>;
+
+\tld.param.u64 \t%rd1, [kernel_param_0];
+\tld.param.u64 \t%rd2, [kernel_param_1];
+BODY
+\tret;
+}
+"""
+
+
+def small(*body: str) -> str:
+    """A kernel that loads the pointers of its two buffers, %rd1 and %rd2, and then runs some lines."""
+    return SMALL.replace("BODY", "\n".join(f"\t{each};" for each in body))
+
+
+def is_proven(text: str, before: str, after: str) -> bool:
+    """Whether the mutant that has `after` in the place of `before`, which is in the text once, is proven."""
+    assert text.count(before) == 1
+    start = text.index(before)
+    return differences.proof(Site("ptx", "kernel", "kernel", "change", 1, 1, before, after, start), text) is not None
+
+
+def differs(text: str, before: str, after: str) -> bool:
+    """Whether the executor sees a difference of such a mutant."""
+    return any(result(text, number) != result(text.replace(before, after), number) for number in (0, 5))
+
+
+@pytest.mark.parametrize("opcode", ["neg.f32", "abs.f32", "neg.ftz.f32", "abs.ftz.f32"])
+def test_a_nan_that_is_made_canonical_shows_bits_of_its_operand(opcode: str) -> None:
+    text = small(
+        "mov.u32 %r7, %tid.x", "mul.wide.u32 %rd3, %r7, 4", "add.s64 %rd4, %rd1, %rd3", "add.s64 %rd5, %rd2, %rd3",
+        "ld.global.u32 %r1, [%rd4]", "and.b32 %r2, %r1, 4194304", "or.b32 %r3, %r2, 0x7f800000",
+        f"{opcode} %r4, %r3", "and.b32 %r5, %r4, 1", "st.global.u32 [%rd5], %r5",
+    )  # fmt: skip
+    assert differs(text, "ld.global.u32", "ld.global.u16")
+    assert not is_proven(text, "ld.global.u32", "ld.global.u16")
+
+
+def test_a_sign_that_abs_takes_away_is_not_seen_and_one_that_neg_turns_is() -> None:
+    text = small(
+        "ld.global.u32 %r1, [%rd1]", "and.b32 %r2, %r1, 0x80000000", "abs.f32 %r3, %r2", "st.global.u32 [%rd2], %r3"
+    )
+    assert is_proven(text, "ld.global.u32", "ld.global.u16")
+    assert not is_proven(text.replace("abs.f32", "neg.f32"), "ld.global.u32", "ld.global.u16")
+    assert not is_proven(text.replace("abs.f32", "abs.ftz.f32"), "ld.global.u32", "ld.global.u16")
+
+
+def test_a_register_that_is_written_later_is_not_known_before() -> None:
+    text = small(
+        "mov.u32 %r7, 3", "mov.u32 %r9, 1", "add.s32 %r4, %r9, %r7", "st.global.u32 [%rd2], %r4", "mov.u32 %r8, 3"
+    )
+    assert differs(text, "%r9, %r7", "%r9, %r8")
+    assert not is_proven(text, "%r9, %r7", "%r9, %r8")
+    assert not is_proven(text.replace("[%rd2], %r4", "[%rd2], %r9"), "%r9, %r7", "%r9, %r8")  # nor may it be read
+    compared = small("mov.u32 %r7, 3", "setp.lt.s32 %p1, %r7, 9", "@%p1 st.global.u32 [%rd2], %r7", "mov.u32 %r8, 3")
+    assert not is_proven(compared, "%p1, %r7", "%p1, %r8")
+    assert is_proven(compared, "%r7, 9", "%r7, 8")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("ld.acquire.gpu.global.u32", "ld.relaxed.gpu.global.u32", False),
+        ("ld.acquire.gpu.global.u32", "ld.acquire.cta.global.u32", False),
+        ("ld.acquire.gpu.global.u32", "ld.acquire.gpu.global.u16", False),
+        ("ld.relaxed.gpu.global.u32", "ld.global.u32", False),
+        ("ld.volatile.global.u32", "ld.volatile.global.u16", False),
+        ("ld.global.u32", "ld.shared.u32", False),
+        ("ld.global.u16", "ld.global.u32", False),
+        ("ld.global.u32", "ld.global.u16", True),
+        ("ld.global.nc.u32", "ld.global.nc.u16", True),
+    ],
+)
+def test_a_load_whose_value_nobody_reads_may_only_read_less(before: str, after: str, expected: bool) -> None:
+    assert is_proven(small(f"{before} %r1, [%rd1]", "st.global.u32 [%rd2], 1"), before, after) is expected
+
+
+@pytest.mark.parametrize(
+    ("declared", "name"),
+    [
+        (".reg .b32 t<4>", "t0"), (".reg .b32 t", "t"), (".reg .b32 %tmp", "%tmp"), (".reg .b32 %SP", "%SP"),
+        (".reg\t.b32 %Tmp_x<3>", "%Tmp_x2"),
+    ],
+)  # fmt: skip
+def test_a_register_of_any_name_is_followed(declared: str, name: str) -> None:
+    text = small(declared, f"mov.u32 {name}, 7", f"st.global.u32 [%rd2], {name}")
+    assert differs(text, "7;", "8;")
+    assert not is_proven(text, f"mov.u32 {name}, 7;", "")
+    assert not is_proven(text, "7;", "8;")
+    assert is_proven(text.replace(f"[%rd2], {name}", "[%rd2], 1"), "7;", "8;")
+
+
+@pytest.mark.parametrize(
+    ("line", "known"),
+    [
+        ("mov.u32 %r3, %tid.x", True),
+        ("mov.u32 %r3, %q3", False),
+        ("mov.u32 %r3, q", False),
+        ("mov.u32 %r3, %R3", False),
+        ("@q mov.u32 %r3, 1", False),
+        (".reg .b32 %r1<3>", False),
+        (".reg .v4 .b32 v;\n\tmov.v4.b32 v, v", False),
+        ("bar.sync 0", True),
+        ("bar.red.popc.u32 %r3, 0, %p1", False),
+        ("barrier.cta.red.or.pred %p2, 0, %p1", False),
+    ],
+)
+def test_what_may_be_a_register_that_is_not_seen_proves_nothing(line: str, known: bool) -> None:
+    text = small("mov.u32 %r8, 7", "setp.eq.u32 %p1, 1, 1", line, "st.global.u32 [%rd2], 1")
+    assert is_proven(text, "7;", "8;") is known
+
+
+@pytest.mark.parametrize("line", ["add.cc.u32 %r3, %r8, -1", "addc.u32 %r3, %r8, 0", "mad.lo.cc.u32 %r3, %r8, 2, 3"])
+def test_a_carry_that_no_register_holds_proves_nothing(line: str) -> None:
+    text = small("mov.u32 %r8, 7", line, "addc.u32 %r4, 0, 0", "st.global.u32 [%rd2], %r4")
+    assert not is_proven(text, "7;", "8;")
+    only = small("mov.u32 %r8, 7", line, "st.global.u32 [%rd2], 1")
+    assert not is_proven(only, "7;", "8;")
+
+
+@pytest.mark.parametrize(
+    ("declared", "loaded", "expected"),
+    [
+        (".u32 kernel_param_2", "ld.param.u32 %r1, [kernel_param_2]", True),
+        (".u32 kernel_param_2", "ld.param.b32 %r1, [kernel_param_2]", True),
+        (".f32 kernel_param_2", "ld.param.f32 %r1, [kernel_param_2]", False),
+        (".f32 kernel_param_2", "ld.param.b32 %r1, [kernel_param_2]", False),
+        (".u64 kernel_param_2", "ld.param.u32 %r1, [kernel_param_2]", False),
+        (".align 4 .b8 kernel_param_2[8]", "ld.param.u32 %r1, [kernel_param_2+4]", False),
+    ],
+)
+def test_only_a_parameter_that_is_an_integer_of_32_bits_is_at_least_0(
+    declared: str, loaded: str, expected: bool
+) -> None:
+    text = small(loaded, "max.s32 %r2, %r1, 0", "st.global.u32 [%rd2], %r2")
+    text = text.replace(".u32 kernel_param_2", declared)
+    assert is_proven(text, "max.s32", "max.u32") is expected
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("min.s32", "max.relu.s32"), ("shl.b32 %r3, %r8, 1", "cvt.pack.sat.s16.s32 %r3, %r8, %r8")],
+)
+def test_spellings_that_are_not_followed_prove_nothing(before: str, after: str) -> None:
+    text = small("mov.u32 %r8, 7", "min.s32 %r2, %r8, 9", "shl.b32 %r3, %r8, 1", "st.global.u32 [%rd2], 1")
+    assert is_proven(text, "7;", "8;")
+    assert not is_proven(text.replace(before, after), "7;", "8;")
+
+
+def test_an_octal_number_proves_nothing_and_ends_nothing() -> None:
+    assert is_proven(small("mov.u32 %r8, 10", "st.global.u32 [%rd2], 1"), "10;", "9;")
+    assert not is_proven(small("mov.u32 %r8, 010", "st.global.u32 [%rd2], 1"), "010;", "9;")
+
+
+def test_all_32_bits_of_a_shift_s_amount_count() -> None:
+    text = small(
+        "mov.u32 %r1, 65537", "mov.u16 %rs1, 3", "shl.b16 %rs2, %rs1, %r1", "cvt.u32.u16 %r2, %rs2",
+        "st.global.u32 [%rd2], %r2",
+    )  # fmt: skip
+    assert differs(text, "65537", "1")
+    assert not is_proven(text, "65537", "1")
+    found = KnownRegisters(EntryCode.of(text)).solve().of("%rs2", 16)
+    assert found is not None
+    assert found.constant in (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "step", "expected"), [("down", 1, True), ("idx", 1, True), ("up", 1, False), ("idx", 33, False)]
+)
+def test_lanes_are_told_apart_only_where_an_exchange_takes_its_step_as_it_is(
+    mode: str, step: int, expected: bool
+) -> None:
+    # Only lane 0 stores what the second exchange gives.
+    text = small(
+        "mov.u32 %r1, %tid.x", "mul.wide.u32 %rd3, %r1, 4", "add.s64 %rd4, %rd1, %rd3", "ld.global.u32 %r2, [%rd4]",
+        "shfl.sync.bfly.b32 %r3|%p1, %r2, 2, 31, -1", f"shfl.sync.{mode}.b32 %r4|%p2, %r3, {step}, 31, -1",
+        "setp.ne.s32 %p3, %r1, 0", "@%p3 bra END", "st.global.u32 [%rd2], %r4",
+    ).replace("\tret;", "END:\n\tret;")  # fmt: skip
+    assert is_proven(text, "shfl.sync.bfly", "shfl.sync.down") is expected
+
+
+def test_up_with_the_clamp_of_the_others_is_not_taken_for_one_of_them() -> None:
+    body = ("mov.u32 %r1, %tid.x", "shfl.sync.up.b32 %r2|%p1, %r1, 1, 31, -1", "st.global.u32 [%rd2], 1")
+    assert not is_proven(small(*body), "shfl.sync.up", "shfl.sync.down")
+
+
+@pytest.mark.parametrize("line", ["st.global.u32 [%rd3], 1", "multimem.red.relaxed.gpu.global.add.u32 [%rd3], 1"])
+def test_an_address_that_stands_first_is_read(line: str) -> None:
+    assert not is_proven(small("add.s64 %rd3, %rd2, 4", line), "4;", "8;")

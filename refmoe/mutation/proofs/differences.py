@@ -3,6 +3,9 @@
 Both are run in thought side by side. They differ in one instruction. A difference goes from a register to the registers
 that are computed of it, bit by bit. If none reaches an address, a store, a branch, a guard or an instruction that the
 analysis does not follow, then both run the same instructions and write the same memory: the mutant is the same kernel.
+
+The analysis does not follow the order of instructions. A register may hold at any place what it may hold at one, and so
+differs at all of them if it differs at one. That a register is written before it is read is not known either.
 """
 
 from __future__ import annotations
@@ -17,7 +20,11 @@ from refmoe.mutation.ptx import Instruction
 from refmoe.mutation.site import Site
 
 _INTEGER = re.compile(r"([su])(8|16|32|64)$")
-_EXCHANGES = frozenset(("bfly", "up", "down", "idx"))
+#: Exchanges whose clamp is 31 where the whole warp takes part; that of `up` is 0.
+_EXCHANGES = frozenset(("bfly", "down", "idx"))
+
+#: Modifiers of loads that others, or what comes behind, may depend on.
+_ORDERS = frozenset(("acquire", "relaxed", "volatile", "mmio"))
 
 #: Instructions that compute one register of others, and do nothing else.
 _PURE = frozenset(
@@ -195,8 +202,15 @@ class _Run:
         if _result(new) != _result(old):
             raise _Seen
         texts = [operand for _, operand in old.sources], [operand for _, operand in new.sources]
+        # What is known of a register holds once it is written, and only what the sound instruction reads is for sure.
+        if not self._registers(texts[1]) <= self._registers(texts[0]):
+            raise _Seen
         if old.opcode != new.opcode:
             if texts[0] != texts[1] or new.name not in (*_PURE, "ld"):
+                raise _Seen
+            if {"ld", "shfl"} & {old.name, new.name} and old.name != new.name:
+                raise _Seen
+            if old.name == "ld" and not _reads_less(old, new):
                 raise _Seen
             masks = [self._mask(lane, operand) for operand in texts[0]]
             if old.name == "shfl":
@@ -227,6 +241,9 @@ class _Run:
         left, right = values_of[0], values_of[1]
         return ~(left.zeros & right.zeros | left.ones & right.ones)
 
+    def _registers(self, operands: list[str]) -> set[str]:
+        return {name for operand in operands for name in self.program.registers(operand)}
+
     def _predicates(self, operands: tuple[str, ...]) -> set[str]:
         return {each for each in operands for name in self.program.registers(each) if self.program.width(name) == 1}
 
@@ -244,14 +261,14 @@ class _Run:
         """The lanes that an exchange may give a lane's value of."""
         everyone = set(range(len(self.lanes)))
         mode, (step, clamp, members) = each.opcode.split(".")[2], [operand for _, operand in each.sources[1:]]
-        if len(self.lanes) == 1 or (clamp, members) != ("31", "-1") or not re.fullmatch(r"\d+", step):
+        if len(self.lanes) == 1 or (clamp, members) != ("31", "-1") or not _is_lane(step) or mode not in _EXCHANGES:
             return everyone
         return {_source(mode, lane, int(step))}
 
     def _other_exchange(self, lane: int, old: Instruction, new: Instruction) -> dict[str, int]:
         step, clamp, members = (operand for _, operand in old.sources[1:])
         modes = old.opcode.split(".")[2], new.opcode.split(".")[2]
-        known = (clamp, members) == ("31", "-1") and re.fullmatch(r"\d+", step) and set(modes) <= _EXCHANGES
+        known = (clamp, members) == ("31", "-1") and _is_lane(step) and set(modes) <= _EXCHANGES
         if len(self.lanes) == 1 or not known or old.guard:
             raise _Seen
         found = [_source(mode, lane, int(step)) for mode in modes]
@@ -269,8 +286,13 @@ def _result(each: Instruction) -> str:
     return each.operands[0][1]
 
 
+def _is_lane(step: str) -> bool:
+    """Whether the step of an exchange is a number that it takes as it is, not modulo the warp."""
+    return re.fullmatch(r"\d+", step) is not None and int(step) < WARP
+
+
 def _at(mode: str, lane: int, step: int) -> int:
-    return {"bfly": lane ^ step, "up": lane - step, "down": lane + step, "idx": step}[mode]
+    return {"bfly": lane ^ step, "down": lane + step, "idx": step}[mode]
 
 
 def _in_warp(mode: str, lane: int, step: int) -> bool:
@@ -296,13 +318,14 @@ def carried(each: Instruction, masks: list[int], registers: KnownRegisters) -> i
     full = (1 << bits) - 1
     if not kind or (parts[-1][0] == "f" and name not in ("mov", "abs", "neg", "copysign", "selp")):
         return -1
+    if name in ("shl", "shr"):
+        # The amount has 32 bits, whatever it shifts.
+        return _through_shift(name, parts[-1], [masks[0] & full, masks[1]], sources, registers, bits)
     masks = [mask & full for mask in masks]
     if name == "mov" and "{" not in sources[0] + each.operands[0][1]:
         return masks[0]
-    if name == "neg" and parts[-1][0] == "f":
-        return masks[0]
-    if name == "abs" and parts[-1][0] == "f":
-        return masks[0] & (full >> 1)
+    if name in ("neg", "abs") and parts[-1][0] == "f":
+        return _through_sign(name, parts, masks[0], 1 << (bits - 1))
     if name == "copysign":
         sign = 1 << (bits - 1)
         return masks[0] & sign | masks[1] & (full >> 1)
@@ -318,8 +341,6 @@ def carried(each: Instruction, masks: list[int], registers: KnownRegisters) -> i
         return _carries(masks[0] | masks[1])
     if name in ("mul", "mad") and "lo" in parts:
         return _carries(masks[0] | masks[1] | (masks[2] if name == "mad" else 0))
-    if name in ("shl", "shr"):
-        return _through_shift(name, parts[-1], masks, sources, registers, bits)
     if name == "cvt" and len(parts) == 3 and _INTEGER.match(parts[1]) and _INTEGER.match(parts[2]):
         above = -1 << bits if parts[2][0] == "s" and masks[0] >> (bits - 1) else 0
         target = int(parts[1][1:])
@@ -328,6 +349,16 @@ def carried(each: Instruction, masks: list[int], registers: KnownRegisters) -> i
         # A register that is wider than the type holds the sign above it.
         return cut | (-1 << target if parts[1][0] == "s" and cut >> (target - 1) else 0)
     return -1
+
+
+def _through_sign(name: str, parts: list[str], mask: int, sign: int) -> int:
+    """Every NaN becomes one and the same, so any bit but the sign may decide about all of them; so may it with `ftz`.
+
+    Two words that differ in the sign alone are both NaN, and then become the same, or neither is.
+    """
+    if len(parts) != 2 or mask & ~sign:
+        return -1
+    return mask if name == "neg" else 0
 
 
 def _through_bits(name: str, masks: list[int], held: list[KnownWord | None], full: int) -> int:
@@ -367,7 +398,7 @@ def between_opcodes(old: Instruction, new: Instruction, registers: KnownRegister
         return -1
     before, after = one[at[0]], other[at[0]]
     if old.name == "ld":
-        return _narrower(before, after) if not old.operands[0][1].startswith("{") else -1
+        return -1 << int(after[1:]) if not old.operands[0][1].startswith("{") else -1
     if old.name == "setp" and len(one) == 3:
         return _comparisons(old, one, other, registers)
     if old.name == "cvt":
@@ -383,9 +414,13 @@ def between_opcodes(old: Instruction, new: Instruction, registers: KnownRegister
     return _signs(old, one, words, registers)
 
 
-def _narrower(before: str, after: str) -> int:
-    kinds = re.fullmatch(r"[subf](\d+)", before), re.fullmatch(r"[subf](\d+)", after)
-    return -1 << int(kinds[1][1]) if kinds[0] and kinds[1] else -1
+def _reads_less(old: Instruction, new: Instruction) -> bool:
+    """Whether two loads differ in nothing but their type, the second reads no more, and neither orders anything."""
+    one, other = old.opcode.split("."), new.opcode.split(".")
+    kinds = [re.fullmatch(r"[subf](\d+)", parts[-1]) for parts in (one, other)]
+    if one[:-1] != other[:-1] or _ORDERS & {*one} or not kinds[0] or not kinds[1]:
+        return False
+    return int(kinds[1][1]) <= int(kinds[0][1])
 
 
 def _signs(old: Instruction, parts: list[str], words: list[KnownWord], registers: KnownRegisters) -> int:

@@ -1,7 +1,7 @@
 """An entry's PTX as blocks of instructions, and what its registers may hold: a sound, flow-insensitive analysis.
 
 What it takes for granted, besides PTX, is `sound`: a launch has one dimension and whole warps, and a parameter that is
-a number is 0 to 2^31 - 1. `refmoe.mutation.trial` holds the launches of cases against that.
+an integer of 32 bits is 0 to 2^31 - 1. `refmoe.mutation.trial` holds the launches of cases against that.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Number
+
+import numpy as np
 
 from refmoe.cuda.arguments import INT32_MAX
 from refmoe.cuda.launch import LaunchPlan
@@ -22,9 +25,10 @@ WARP = 32
 
 
 def sound(plan: LaunchPlan) -> bool:
-    """Whether a launch is as the analysis takes for granted."""
-    numbers = [each for each in plan.arguments if isinstance(each, int)]
-    return plan.block > 0 and plan.block % WARP == 0 and all(0 <= each <= INT32_MAX for each in numbers)
+    """Whether a launch is as the analysis takes for granted. A number that is no Python integer is not."""
+    numbers = [each for each in plan.arguments if isinstance(each, (Number, np.generic))]
+    small = all(isinstance(each, int) and 0 <= each <= INT32_MAX for each in numbers)
+    return plan.block > 0 and plan.block % WARP == 0 and small
 
 
 class NoProof(Exception):
@@ -36,8 +40,35 @@ _IGNORED = re.compile(r"^[ \t]*(?:[{}]|\.(?:reg|shared|pragma)\b[^;]*;)?[ \t]*$"
 _SCOPE = re.compile(
     r"^[ \t]*\{[ \t]*\.reg \.b16 \w+;[ \t]*(mov\.b32)[ \t]+(\{\w+, ?%\w+\})[ \t]*,[ \t]*(%\w+);[ \t]*\}$", re.MULTILINE
 )
-_REGISTER = re.compile(r"%[a-z]+\d+\b|\b[A-Za-z_]\w*\b")
-_DECLARED = re.compile(r"\.reg \.(\w+)\s+([^;]+);")
+_NAME = re.compile(r"(?<![\w$%.])[%$A-Za-z_][\w$]*")
+_DECLARED = re.compile(r"\.reg\s+\.(\w+)\s+([^;]+);")
+_NUMBER = re.compile(r"^[ \t]*\.param[ \t]+\.[us]32[ \t]+([\w$]+)[ \t]*,?[ \t]*$", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^[ \t]*\.(?!reg\b)[^;\n]*", re.MULTILINE)
+#: An octal number, which Python does not read.
+_OCTAL = re.compile(r"(?<![\w.])0\d")
+#: What is named like a register, and is none that an instruction writes.
+_READ_ONLY = frozenset(
+    f"%{name}"
+    for name in (
+        *(
+            "tid",
+            "ntid",
+            "ctaid",
+            "nctaid",
+            "laneid",
+            "warpid",
+            "nwarpid",
+            "smid",
+            "nsmid",
+            "gridid",
+            "clock",
+            "clock64",
+        ),
+        *("clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid", "cluster_ctarank", "cluster_nctarank"),
+        *("lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt", "globaltimer", "globaltimer_lo"),
+        *("globaltimer_hi", "is_explicit_cluster", "dynamic_smem_size", "total_smem_size"),
+    )
+)
 _WRITES_NOTHING = frozenset(
     (
         *("st", "stmatrix", "red", "bra", "ret", "exit", "trap", "bar", "barrier", "fence", "membar"),
@@ -104,7 +135,44 @@ class EntryCode:
                 labels, held = [], []
         _nothing_between(text[at:])
         blocks.append(StraightCode(tuple(labels), tuple(held)))
-        return cls(text, code, tuple(blocks))
+        made = cls(text, code, tuple(blocks))
+        made._followed()
+        return made
+
+    def _followed(self) -> None:
+        """Refuse what the analysis would follow wrongly: registers that it does not see, and spellings it misreads."""
+        known = {"_", "WARP_SZ"} | {label for block in self.blocks for label in block.labels}
+        known |= {name for match in _DIRECTIVE.finditer(self.text) for name in _NAME.findall(match[0])}
+        for each in self.code:
+            _refuse(each)
+            guard = [each.guard.lstrip("@!")] if each.guard else []
+            for operand in (*guard, *(operand for _, operand in each.operands)):
+                for name in _NAME.findall(operand):
+                    if not (self._declares(name) or name in (_READ_ONLY if name[0] == "%" else known)):
+                        raise NoProof(f"what {name} is")
+                if _OCTAL.search(operand):
+                    raise NoProof(f"which number {operand} is")
+
+    def _declares(self, name: str) -> bool:
+        return name in self.widths or name.rstrip("0123456789") in self.families
+
+    @cached_property
+    def families(self) -> frozenset[str]:
+        """The letters of registers that are declared with their number, as `%r<9>`.
+
+        Raises:
+            NoProof: they end in a digit, so that where the number begins is open.
+        """
+        found = [
+            name.partition("<")[0].strip()
+            for match in _DECLARED.finditer(self.text)
+            for name in match[2].split(",")
+            if "<" in name
+        ]
+        for letters in found:
+            if letters[-1:].isdigit():
+                raise NoProof(f"which registers {letters} begins")
+        return frozenset(found)
 
     @cached_property
     def widths(self) -> Mapping[str, int]:
@@ -121,6 +189,11 @@ class EntryCode:
                 if found.setdefault(letters, width) != width:
                     raise NoProof(f"how wide {letters} is")
         return found
+
+    @cached_property
+    def numbers(self) -> frozenset[str]:
+        """Operands that are a parameter which is one integer of 32 bits."""
+        return frozenset(f"[{name}]" for name in _NUMBER.findall(self.text))
 
     @cached_property
     def threads(self) -> int:
@@ -145,16 +218,12 @@ class EntryCode:
     def registers(self, operand: str) -> list[str]:
         """The registers that an operand names."""
         if operand not in self.named:
-            self.named[operand] = [
-                name
-                for name in _REGISTER.findall(operand)
-                if name in self.widths or (name.startswith("%") and name.rstrip("0123456789") in self.widths)
-            ]
+            self.named[operand] = [name for name in _NAME.findall(operand) if self._declares(name)]
         return self.named[operand]
 
     @cached_property
     def named(self) -> dict[str, list[str]]:
-        """KnownRegisters by operand, as far as anybody has asked."""
+        """Registers by operand, as far as anybody has asked."""
         return {}
 
     @cached_property
@@ -163,7 +232,10 @@ class EntryCode:
         found: dict[str, set[int]] = {}
         for index, each in enumerate(self.code):
             guard = [each.guard.lstrip("@!")] if each.guard else []
-            for name in [*guard, *(name for _, operand in each.sources for name in self.registers(operand))]:
+            # An address is read, also where it stands first, as that of an instruction which stores.
+            first = [operand for _, operand in each.operands[:1] if operand.startswith("[")]
+            read = [*first, *(operand for _, operand in each.sources)]
+            for name in [*guard, *(name for operand in read for name in self.registers(operand))]:
                 found.setdefault(name, set()).add(index)
         return {name: frozenset(users) for name, users in found.items()}
 
@@ -196,6 +268,16 @@ def _scoped(text: str, body: int) -> Iterator[ptx.Instruction]:
     for match in _SCOPE.finditer(text, body):
         operands = ((match.start(2), match[2]), (match.start(3), match[3]))
         yield ptx.Instruction("", -1, match[1], match.start(1), operands, match.start(), match.end())
+
+
+def _refuse(each: ptx.Instruction) -> None:
+    parts = each.opcode.split(".")
+    if each.opcode.startswith("cvt.pack.") or (parts[0] in ("min", "max") and "relu" in parts):
+        raise NoProof(f"what {each.opcode} gives")
+    reduces = parts[0] in ("bar", "barrier") and "red" in parts
+    carries = "cc" in parts or parts[0] in ("addc", "subc", "madc")
+    if reduces or carries:
+        raise NoProof(f"what {each.opcode} writes")
 
 
 def _nothing_between(text: str) -> None:
@@ -377,8 +459,8 @@ class KnownRegisters:
             return values.anything(width)
         bits, signed = int(kind[1]), parts[-1][0] == "s"
         if each.name == "ld":
-            if "param" in parts:
-                return values.between(width, 0, (1 << 31) - 1) if bits == 32 else values.anything(width)
+            if "param" in parts and bits == 32 and sources[0] in self.program.numbers:
+                return values.between(width, 0, INT32_MAX)
             return values.resized(values.anything(bits), width, signed=signed)
         if each.name == "selp" and self.truth(sources[2]) != EITHER:
             truth = self.truth(sources[2])
@@ -393,7 +475,9 @@ class KnownRegisters:
         if each.name == "redux" and parts[2] in ("min", "max"):
             found = (self.anyone or self).of(sources[0], bits)
             return found and values.between(bits, min(found.low, 0) if not found.unsigned else found.low, found.high)
-        operands = [self.of(operand, bits) for operand in sources]
+        # The amount of a shift has 32 bits, whatever it shifts.
+        shifts = each.name in ("shl", "shr")
+        operands = [self.of(operand, 32 if shifts and number else bits) for number, operand in enumerate(sources)]
         if any(each is None for each in operands):
             return None
         words = [each for each in operands if each is not None]
@@ -421,7 +505,7 @@ _SPECIAL = frozenset(f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nct
 def _truth_of(operand: str, registers: KnownRegisters) -> int:
     if re.fullmatch(r"-?\d+", operand):
         return TRUE if int(operand) else FALSE
-    return registers.truth(operand)
+    return registers.truth(operand) if registers.program.registers(operand) == [operand] else EITHER
 
 
 def _inverted(truth: int) -> int:
@@ -467,12 +551,12 @@ def _computed(
     if name == "not":
         return values.known_bits(words[0].bits, words[0].ones, words[0].zeros)
     if name in ("shl", "shr"):
-        amount = values.constant(32, int(sources[1])) if re.fullmatch(r"\d+", sources[1]) else words[1]
+        amount = words[1]
         if amount.constant is None:
             nonnegative = name == "shr" and words[0].unsigned
             return values.between(words[0].bits, 0, words[0].high) if nonnegative else None
         return values.shifted(name, words[0], amount.constant, signed=signed)
-    if name in ("min", "max") and (signed or all(each.unsigned for each in words)):
+    if name in ("min", "max") and len(parts) == 2 and (signed or all(each.unsigned for each in words)):
         pick = min if name == "min" else max
         low, high = pick(each.low for each in words), pick(each.high for each in words)
         return values.between(words[0].bits, low, high)
