@@ -6,6 +6,7 @@ import functools
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -124,7 +125,7 @@ def mutate(
         found,
         of=len(everywhere),
         seed=seed,
-        command=" ".join(["refmoe", *sys.argv[1:]]),
+        command=" ".join(["refmoe", *asked(sys.argv[1:])]),
         seconds=time.perf_counter() - start,
         reasons=read_reasons(),
     )
@@ -138,6 +139,21 @@ def mutate(
             typer.echo(sentence)
 
     finish(document, show, good=document["passed"], report=report, as_json=as_json)
+
+
+def asked(words: Sequence[str]) -> list[str]:
+    """The words of a command without those that say where it ran and where its files lie."""
+    kept: list[str] = []
+    value = False
+    for word in words:
+        option, equals, _ = word.partition("=")
+        if option in ("--jobs", "--cluster", "--partial", "--report"):
+            value = not equals
+        elif value:
+            value = False
+        else:
+            kept.append(word)
+    return kept
 
 
 def _named(sites: list[Site], names: list[str]) -> list[Site]:

@@ -69,9 +69,14 @@ class KeptRun:
         self._faults: dict[str, Any] = {}
         spent: dict[str, float] = {}
         for held in self._ledger.done.values():
-            self._results |= held.get("cases", {})
-            self._faults |= held.get("faults", {})
-            spent[held["run"]] = max(spent.get(held["run"], 0.0), held["seconds"])
+            try:
+                run, seconds = held["run"], float(held["seconds"])
+                cases, faults = dict(held.get("cases", {})), dict(held.get("faults", {}))
+            except (AttributeError, KeyError, TypeError, ValueError):
+                continue  # a line that somebody changed: what it held runs again
+            self._results |= cases
+            self._faults |= faults
+            spent[run] = max(spent.get(run, 0.0), seconds)
         self.cases, self.faults, self.seconds = len(self._results), len(self._faults), sum(spent.values())
         self._run, self._start = f"run {len(spent) + 1}", time.perf_counter()
 

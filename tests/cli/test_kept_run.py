@@ -160,6 +160,16 @@ def test_a_result_whose_fields_somebody_changed_is_none(ran: Ran) -> None:
     assert len(ran.cases) == len(listed()) - 3
 
 
+@pytest.mark.parametrize("line", ["3", '"text"', '{"run": "run 1"}', '{"run": "run 1", "seconds": "x", "cases": {}}'])
+def test_a_line_that_is_no_result_is_passed_over(ran: Ran, line: str) -> None:
+    ran.start(4)
+    assert refmoe(*ASKED).exit_code == 130
+    PARTIAL.write_text(f'{PARTIAL.read_text()}{{"piece": "x", "result": {line}}}\n')
+    ran.start()
+    assert refmoe(*ASKED).exit_code == 0
+    assert len(ran.cases) == len(listed()) - 4
+
+
 def test_two_runs_at_once_do_not_write_one_file(ran: Ran) -> None:
     other = KeptRun(PARTIAL, COMMAND)
     found = refmoe(*ASKED)

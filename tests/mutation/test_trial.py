@@ -17,6 +17,7 @@ from refmoe import catalog as present
 from refmoe import ptx as executor
 from refmoe.catalog import list_cases, parse_case
 from refmoe.cli import app
+from refmoe.cli.mutate import asked
 from refmoe.cuda.moe.launches import LayerOptions
 from refmoe.cuda.toolchain import CSRC
 from refmoe.errors import ArgumentError
@@ -306,3 +307,8 @@ def test_a_trial_has_the_multiprocessors_of_its_case() -> None:
         found = trial._TrialDevices().get(case).multiprocessors
         assert found == Devices().get(case).multiprocessors
     assert found > 3
+
+
+def test_a_report_says_what_was_asked_and_not_where_files_lie() -> None:
+    words = "mutate --sample 1000 --jobs 2 --partial=/somewhere/m.jsonl --seed 8 --report /elsewhere/m.json --floor ptx"
+    assert asked(words.split()) == ["mutate", "--sample", "1000", "--seed", "8", "--floor", "ptx"]
