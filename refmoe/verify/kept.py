@@ -18,7 +18,7 @@ from refmoe.families.family import Assumption, Case
 from refmoe.verify.plant import Fault, FaultResult
 from refmoe.verify.sweep import Ledger
 from refmoe.verify.verdict import Result, Verdict
-from refmoe.verify.workers import installation
+from refmoe.verify.workers import installation, installed
 
 #: What no line holds: the case is the one that is asked for, and of what failed nothing is kept.
 _LEFT_OUT = ("case", "maps", "error")
@@ -105,8 +105,11 @@ class KeptRun:
             self._add(f"cases from {next(iter(documents))} on", cases=documents)
 
     def keep_fault(self, result: FaultResult) -> None:
-        """Write down what became of a fault, if it was caught."""
-        if result.caught:
+        """Write down what became of a fault, if it was caught and the sources are those that the run began with.
+
+        A result of a case has the hash of its kernel's sources, and one of a fault has none.
+        """
+        if result.caught and installed() == installation():
             self._add(f"fault {result.name}", faults={result.name: dataclasses.asdict(result)})
 
     def _add(self, piece: str, **found: Mapping[str, Any]) -> None:

@@ -252,6 +252,11 @@ def _compared(expected: Mapping[str, str]) -> None:
 
 @functools.cache
 def installation() -> dict[str, str]:
+    """What `installed` gave when it was first asked for."""
+    return installed()
+
+
+def installed() -> dict[str, str]:
     """What decides the results of this machine, by name: the package's files, the compiler, NumPy."""
     root = Path(__file__).resolve().parents[1]
     files = [path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts]

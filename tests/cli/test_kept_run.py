@@ -259,3 +259,12 @@ def test_a_full_disk_costs_what_is_kept_and_not_the_run(ran: Ran, monkeypatch: p
     assert kept_run.lost is not None
     assert "No space left" in kept_run.lost
     kept_run.close()
+
+
+def test_a_fault_that_was_planted_in_other_sources_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    caught = FaultResult("7-name", "wrong", "a class", str(CASE), Verdict.ERROR, "a race", 3, True)
+    kept_run = KeptRun(Path("kept"), "command")
+    monkeypatch.setattr(kept, "installed", lambda: {"refmoe": "edited meanwhile"})
+    kept_run.keep_fault(caught)
+    kept_run.close()
+    assert len(Path("kept").read_text().splitlines()) == 1
