@@ -207,9 +207,11 @@ def _mutants() -> str:
     found = drawn["caught"] + drawn["timed_out"]
     return (
         f"{planted} Of {drawn['mutants']:,} small changes that a program drew, {drawn['does_not_build']} do not build, "
-        f"{drawn['same_code']} give the same machine code, {drawn['proven_equivalent']} are proven equivalent, "
-        f"{found} are caught, {drawn['survived']} survive: {100 * drawn['share']:.1f} % of those that can be. "
-        "[The report](reports/mutation.json) gives the reason of each that survives."
+        f"{drawn['same_code']} give the same machine code, {drawn['proven_by_machine']} are proven equivalent by "
+        f"machine and {drawn['argued_equivalent']} by an argument in words, {found:,} are caught, {drawn['survived']} "
+        f"survive: {100 * drawn['share']:.1f} % of those that can be caught, and "
+        f"{100 * drawn['share_unargued']:.1f} % if the arguments count for nothing. "
+        "[The report](reports/mutation.json) gives each argument, and the reason of each that survives."
     )
 
 

@@ -179,7 +179,7 @@ def _print(document: dict[str, Any]) -> None:
         table = plain_table("floor", key, "mutants", "do not build", "equivalent", "caught", "survived", "share")
         for row in document[f"{key}s"]:
             share = "" if row["share"] is None else f"{100 * row['share']:.1f} %"
-            same = row["same_code"] + row["proven_equivalent"]
+            same = row["same_code"] + row["proven_by_machine"] + row["argued_equivalent"]
             caught = row["caught"] + row["timed_out"]
             numbers = (row["mutants"], row["does_not_build"], same, caught, row["survived"])
             table.add_row(row["floor"], row[key], *map(str, numbers), share)
@@ -192,6 +192,7 @@ def _print(document: dict[str, Any]) -> None:
     console.print(
         f"{total['caught'] + total['timed_out']} of {total['mutants']} mutants caught ({said}; "
         f"{total['timed_out']} took too long), {total['does_not_build']} do not build, "
-        f"{total['same_code']} have the same code, {total['proven_equivalent']} are proven equivalent, "
+        f"{total['same_code']} have the same code, {total['proven_by_machine']} are proven equivalent by machine, "
+        f"{total['argued_equivalent']} by an argument in words, "
         f"{total['survived']} survived"
     )

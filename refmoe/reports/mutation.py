@@ -20,12 +20,12 @@ from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, S
 from refmoe.reports.environment import Environment, Word
 from refmoe.verify.source import file_sha256
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 
 #: What may become of a mutant.
 OUTCOMES = ("caught", "timed out", "equivalent", "does not build", "survived")
 
-#: The words of a survivor's reason. "equivalent": a proof in words that nothing can tell it from the kernel.
+#: The words of a survivor's reason. "equivalent": an argument in words that nothing can tell it from the kernel.
 #: "no case": what it breaks is outside of what the cases of the default level ask. "open": nobody has looked.
 VERDICTS = ("equivalent", "no case", "open")
 
@@ -76,7 +76,7 @@ class MutationDocument(Model):
     """The keys of a document."""
 
     kind: Literal["mutation"]
-    schema_version: Literal["1"]
+    schema_version: Literal["2"]
     created: str
     command: str
     environment: Environment
@@ -97,6 +97,9 @@ class MutationDocument(Model):
 def figures(mutants: Iterable[Mapping[str, Any]], reasons: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """The counts of some mutants, and the part of those that can be caught that is.
 
+    `share` takes the arguments in words for what they say, that no input shows a difference. `share_unargued` takes
+    them for nothing: what lives without the same machine code or a proof by machine counts as not caught.
+
     Args:
         mutants: with `id`, `outcome` and `check`.
         reasons: of survivors, by id.
@@ -108,16 +111,19 @@ def figures(mutants: Iterable[Mapping[str, Any]], reasons: Mapping[str, Mapping[
     )
     by_machine = sum(each["outcome"] == "equivalent" and each["check"] == "proof" for each in mutants)
     caught = counts["caught"] + counts["timed out"]
-    wrong = len(mutants) - counts["does not build"] - counts["equivalent"] - in_words
+    different = len(mutants) - counts["does not build"] - counts["equivalent"]
+    wrong = different - in_words
     return {
         "mutants": len(mutants),
         "does_not_build": counts["does not build"],
         "same_code": counts["equivalent"] - by_machine,
-        "proven_equivalent": in_words + by_machine,
+        "proven_by_machine": by_machine,
+        "argued_equivalent": in_words,
         "caught": counts["caught"],
         "timed_out": counts["timed out"],
         "survived": counts["survived"] - in_words,
         "share": round(caught / wrong, 4) if wrong else None,
+        "share_unargued": round(caught / different, 4) if different else None,
     }
 
 
@@ -193,11 +199,11 @@ def _implausible(document: Mapping[str, Any]) -> list[str]:
         if each["cases"] != cases.get(each["id"]):
             found.append(f"survivor {each['id']} passed {each['cases']} cases, and its mutant {cases.get(each['id'])}")
         if each["verdict"] == "equivalent" and len(each["reason"].split()) < _WORDS:
-            found.append(f"survivor {each['id']} is said to be proven equivalent by {each['reason']!r}")
+            found.append(f"survivor {each['id']} is said to be equivalent by {each['reason']!r}")
     return found
 
 
-#: Words of a proof that a mutant is equivalent, at least.
+#: Words of an argument that a mutant is equivalent, at least.
 _WORDS = 3
 
 

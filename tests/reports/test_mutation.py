@@ -50,11 +50,13 @@ def test_a_document_above_the_bar_passes_the_gate(tmp_path: Path) -> None:
         "mutants": 104,
         "does_not_build": 1,
         "same_code": 1,
-        "proven_equivalent": 0,
+        "proven_by_machine": 0,
+        "argued_equivalent": 0,
         "caught": 100,
         "timed_out": 1,
         "survived": 1,
         "share": round(101 / 102, 4),
+        "share_unargued": round(101 / 102, 4),
     }
     assert made["survivors"] == [{"id": others[3].id, "cases": 3, "verdict": "open", "reason": "nobody has looked yet"}]
 
@@ -74,11 +76,12 @@ def test_one_below_the_bar_is_refused_with_both_figures(tmp_path: Path) -> None:
     assert refusals(tmp_path, made) == ["97.0 % of the mutants that can be caught are; needed 98.0 %"]
 
 
-def test_a_survivor_that_is_proven_equivalent_counts_as_no_fault(tmp_path: Path) -> None:
+def test_a_survivor_that_is_argued_to_be_equivalent_counts_as_no_fault(tmp_path: Path) -> None:
     lived = [tried(300 + number, "survived") for number in range(3)]
     proven = {each.id: {"verdict": "equivalent", "reason": "the value is never negative"} for each in lived}
     made = document(*lived, caught=97, reasons=proven)
-    assert made["summary"]["share"] == 1.0
+    assert (made["summary"]["share"], made["summary"]["share_unargued"]) == (1.0, 0.97)
+    assert (made["summary"]["proven_by_machine"], made["summary"]["argued_equivalent"]) == (0, 3)
     assert refusals(tmp_path, made) == []
     unseen = {each.id: {"verdict": "no case", "reason": "a check of the caller's arguments"} for each in lived}
     assert document(*lived, caught=97, reasons=unseen)["summary"]["share"] < BAR

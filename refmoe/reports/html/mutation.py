@@ -10,7 +10,8 @@ from refmoe.reports.html.section import Column, Limits, Section, capped, columns
 from refmoe.reports.mutation import contradictions, failures
 
 _COUNTS = (
-    "mutants", "does_not_build", "same_code", "proven_equivalent", "caught", "timed_out", "survived", "share",
+    "mutants", "does_not_build", "same_code", "proven_by_machine", "argued_equivalent", "caught", "timed_out",
+    "survived", "share", "share_unargued",
 )  # fmt: skip
 
 
@@ -42,8 +43,9 @@ def mutation_section(name: str, document: Mapping[str, Any], limits: Limits) -> 
         "PASS" if good else "FAIL",
         "good" if good else "bad",
         f"{total['caught'] + total['timed_out']:,} of {sample['tried']:,} mutants caught, {total['survived']:,} "
-        f"survived, {total['proven_equivalent'] + total['same_code']:,} are equivalent, {total['does_not_build']:,} do "
-        f"not build; {sample['of']:,} were there to draw from",
+        f"survived, {total['proven_by_machine'] + total['same_code']:,} are equivalent, "
+        f"{total['argued_equivalent']:,} more by an argument in words, {total['does_not_build']:,} do not build; "
+        f"{sample['of']:,} were there to draw from",
         [*facts_of(document, "passed"), *((f"sample, {key}", cell_text(value)) for key, value in sample.items())],
         reason=cut(found[0], limits.reason) if found else "",
         tables=[
