@@ -444,9 +444,9 @@ def _default() -> Iterator[Case]:
     yield _case("near", _LOOPING_SHAPE, tile_m=128, **_LOOPING_OPTIONS, **wgmma)
     yield _case("near", Shape(3, 128, n=512, e=3), rows="1", tile_m=128, ctas=2, multiprocessors=2, **wgmma)
     for tile_m in (64, 128):  # a row less than a tensor copy stores, and behind it rows of no expert
-        shape = Shape(2 * tile_m + 3, 128, n=128, e=2)
+        shape = Shape(3 * tile_m + 1, 128, n=128, e=2)
         for dtype in OUT_DTYPES:
-            yield _case("near", shape, dtype, rows=f"{tile_m}-{tile_m - 1}", tile_m=tile_m, **wgmma)
+            yield _case("near", shape, dtype, rows=f"{tile_m - 1}-{2 * tile_m - 1}", tile_m=tile_m, **wgmma)
     # Pairs on an odd number of multiprocessors, of which one stays idle.
     yield _case("near", Shape(6, 128, n=256, e=3), rows="2", tile_m=128, ctas=2, multiprocessors=3, **wgmma)
     yield _case("near", Shape(130, 128, n=256, e=4), grouping="masked", rows="130-3-0-65", tile_m=128, **wgmma)
@@ -462,6 +462,7 @@ def _default() -> Iterator[Case]:
     for experts, rows in ((256, "1-0"), (384, "0-0-1"), (99, "0-0-3")):
         yield _case("near", Shape(experts, 128, n=128, e=experts), rows=rows, tile_m=8)
     yield _case("near", Shape(3, 128, n=128, e=70), grouping="masked", rows="1-0-3", tile_m=8)
+    yield _case("near", Shape(3, 128, n=128, e=70), grouping="masked", rows="0-" * 34 + "3", tile_m=64, **wgmma)
     # The last of the 32 experts that a warp looks at together has more tiles than there are CTAs.
     for experts in (32, 48):
         few: dict[str, Any] = {"rows": "-".join([*"0" * 15, "130"]), "multiprocessors": 1, **wgmma}
@@ -478,7 +479,10 @@ def _default() -> Iterator[Case]:
     yield _case("near", Shape(1300, 128, n=256, e=2), rows="650", sample=1, tile_m=64, **wgmma)
     yield _case("near", Shape(2500, 128, n=512, e=2), rows="1250", sample=4, tile_m=128, ctas=2, **wgmma)
     # More scales of an expert's rows of N than a byte counts, as DeepSeek-V3's dense gate and up together have.
-    yield _case("near", Shape(1, 128, n=36_864, e=1))
+    for model, n in ((_MODELS[0], 36_864), (_MODELS[2], 36_992)):
+        yield _case("near", Shape(1, 128, n=n, e=1), sample=1, model=model)
+    # And as much of K as its gate and up have, of the last of more than 32 columns of tiles.
+    yield _case("near", Shape(7, 7168, n=4224, e=1), rows="7", sample=1, tile_m=64, **wgmma)
     # Far fewer rows are expected than there are: CTAs take three tiles and more.
     yield _case("near", Shape(30, 128, n=128, e=2), grouping="masked", rows="30-9", expected_m=1, tile_m=8)
     yield _case("near", Shape(20, 512, n=128, e=2), rows="9-8", tile_m=16, multiprocessors=1, schedules=4)
