@@ -461,8 +461,8 @@ def _default() -> Iterator[Case]:
     # As many experts as DeepSeek-V3 has; as Kimi K2 has, more than a byte counts; and a number that is no power of two.
     for experts, rows in ((256, "1-0"), (384, "0-0-1"), (99, "0-0-3")):
         yield _case("near", Shape(experts, 128, n=128, e=experts), rows=rows, tile_m=8)
-    yield _case("near", Shape(3, 128, n=128, e=70), grouping="masked", rows="1-0-3", tile_m=8)
-    yield _case("near", Shape(3, 128, n=128, e=70), grouping="masked", rows="0-" * 34 + "3", tile_m=64, **wgmma)
+    for rows, given in (("1-0-3", {"tile_m": 8}), ("0-" * 15 + "3", {"tile_m": 64, **wgmma})):
+        yield _case("near", Shape(3, 256, n=128, e=70), grouping="masked", scales="mn_major", rows=rows, **given)
     # The last of the 32 experts that a warp looks at together has more tiles than there are CTAs.
     for experts in (32, 48):
         few: dict[str, Any] = {"rows": "-".join([*"0" * 15, "130"]), "multiprocessors": 1, **wgmma}
