@@ -494,6 +494,11 @@ def _quick() -> Iterator[Case]:
 def _default() -> Iterator[Case]:
     for m in (3, _FEW, _MANY):
         yield _route("gaussian", m, 12, 3, schedules=8)
+    # More choices than 32 warps look at in 16 steps each, of a whole layer and of one rank of five.
+    yield _route("gaussian", 16_500, 9, 8)
+    yield _route("gaussian", 4104, 8, 32, ranks=5)
+    # Choices of the expert in front of a rank's first one, which no byte counts.
+    yield _route("gaussian", 17, 130, 32, first_expert=130, ranks=2)
     for dtype in ("f32", "bf16"):  # logits past the 2^31st: of 2^32 the executor could not number the threads
         yield _route("gaussian", 24, 1024, 1, dtype=dtype, rows_before=1 << 21)
     for e, t in _ROUTERS:
