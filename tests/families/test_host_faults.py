@@ -51,6 +51,41 @@ FAULTS = (
         'check_int32("codes", most_tiles,',
         "sm12x_gemm:f32:m5k64n16e3:gaussian:alpha=distinct:bias=distinct:wrong=codes-most_tiles:seed7@ptx",
     ),
+    HostFault(
+        "no room for a tile behind the last row of block FP8",
+        "block_fp8.py",
+        "(x.shape[0] if x.ndim else 0) + TILE_ROWS",
+        "(x.shape[0] if x.ndim else 0)",
+        "block_fp8_quantize:bf16:m2k64:gaussian:wrong=x-most_rows:seed7@ptx",
+    ),
+    HostFault(
+        "no room for a tile behind the last row of a DeepSeek product",
+        "deepseek_gemm.py",
+        "shape.rows + WGMMA.tiles_m[-1]",
+        "shape.rows",
+        "deepseek_gemm:bf16:m5k256n128e2:near:rows=2-3:tile_m=8:wrong=tokens-most_rows:seed7@ptx",
+    ),
+    HostFault(
+        "tiles of a DeepSeek product counted once",
+        "deepseek_gemm.py",
+        'check_int32("tokens", 2 * grid',
+        'check_int32("tokens", grid',
+        "deepseek_gemm:bf16:m5k256n128e2:near:rows=2-3:tile_m=8:wrong=tokens-most_tiles:seed7@ptx",
+    ),
+    HostFault(
+        "no room for a grid behind the last row",
+        "arguments.py",
+        "most = INT32_MAX - MAX_GRID",
+        "most = INT32_MAX",
+        "mxfp8_quantize:bf16:m2k64:gaussian:wrong=x-most_rows:seed7@ptx",
+    ),
+    HostFault(
+        "rows of scales counted without their padding",
+        "activation.py",
+        'check_int32("offsets", scale_rows',
+        'check_int32("offsets", rows',
+        "activation:bf16:m5k64e3:gaussian:params=distinct:bias=distinct:wrong=offsets-of_many_experts:seed7@ptx",
+    ),
 )
 
 

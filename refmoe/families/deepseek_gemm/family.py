@@ -26,7 +26,10 @@ from refmoe.draw import Draw
 from refmoe.families.case import MULTIPROCESSORS, SCHEDULES, Shape, number, refused, word
 from refmoe.families.deepseek_gemm.fills import FILLS, NAN_CODE, Floats, Operands, Size
 from refmoe.families.deepseek_gemm.problem import (
+    CHANGES,
     ROWS,
+    WEIGHTS,
+    WRONG_PRODUCTS,
     ExpertRows,
     GroupedOutputs,
     Window,
@@ -51,7 +54,7 @@ from refmoe.families.family import (
 from refmoe.families.far import EXPERTS_BEFORE, ROWS_BEFORE, Layout, behind, far_device, lacks_memory
 from refmoe.families.gemm.stages import BoundInterval
 from refmoe.families.vacuity import doubt_products
-from refmoe.families.wrong import ARRAY, BYTE, WRONG, Change, called, huge, wrong_calls
+from refmoe.families.wrong import ARRAY, WRONG, called, wrong_calls
 from refmoe.formats import E4M3
 from refmoe.reference.deepseek_gemm import (
     BLOCK,
@@ -600,41 +603,23 @@ def _samples() -> Iterator[Case]:
     yield class_case(_case, "128-0", DOWN, grouping="masked", **pairs)
 
 
-_CHANGES: Mapping[str, Change] = {
-    "weights-many_rows": lambda given: {
-        "weights": huge((1, 1 << 31, 128), given["weights"]),
-        "weight_scales": huge((1, 1 << 24, 1), given["weight_scales"]),
-        "tokens": given["tokens"][:, :128].copy(),
-        "m_indptr": given["m_indptr"][:2].copy(),
-    },
-    "token_scales-many": lambda given: {
-        "token_scales": huge((given["tokens"].shape[0], 1 << 30), given["token_scales"])
-    },
-    "ctas-of_narrow_tile": lambda given: {"ctas": 2},
-}
-
-
 def _refuses() -> Iterator[Case]:
-    common = {
-        "token_scales": f"{ARRAY} scalar short narrow",
-        "weights": f"{ARRAY} flat no_rows no_middle no_columns narrow",
-        "weight_scales": f"{ARRAY} short narrow",
-        **dict.fromkeys(("model", "scale_layout", "out_dtype"), "word"),
-        "tile_m": "number text",
-        "ctas": "zero number of_narrow_tile",
-        "fill": BYTE,
-    }
     base = _case("near", Shape(5, 256, n=128, e=2), rows="2-3", tile_m=8)
     yield from wrong_calls(
         base,
-        {"weights-many_rows": "weight rows of an expert", "token_scales-many": "scales of an expert"},
-        **{**common, "token_scales": f"{common['token_scales']} many", "weights": f"{common['weights']} many_rows"},
-        tokens=f"{ARRAY} flat narrow",
+        {
+            **{"weights-many_rows": "weight rows of an expert", "token_scales-many": "scales of an expert"},
+            **{"tokens-most_rows": "rows and those of a tile", "tokens-most_tiles": "twice over"},
+        },
+        **{**WRONG_PRODUCTS, "token_scales": f"{ARRAY} scalar short narrow many"},
+        weights=f"{WEIGHTS} many_rows",
+        tokens=f"{ARRAY} flat narrow most_rows most_tiles",
         m_indptr=f"{ARRAY} short first last falling",
     )
     yield from wrong_calls(
         _case("near", Shape(5, 256, n=128, e=2), grouping="masked", rows="2-3", tile_m=8),
-        **common,
+        **WRONG_PRODUCTS,
+        weights=WEIGHTS,
         tokens=f"{ARRAY} flat narrow",
         masked_m=f"{ARRAY} short negative huge",
         expected_m="zero text huge",
@@ -678,7 +663,7 @@ DEEPSEEK_GEMM = Family(
     extents=_extents,
     cases={"quick": _quick, "default": _default, "full": _full, SAMPLES: _samples},
     refuses=_refuses,
-    changes=_CHANGES,
+    changes=CHANGES,
     contract=Contract(
         inputs=("tokens", "token_scales", "weights", "weight_scales", "m_indptr", "masked_m", "windows"),
         features=("m_indptr", "masked_m", "windows"),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from refmoe.errors import RefmoeError
 from refmoe.families.case import Option, one_of, refused
@@ -90,6 +91,11 @@ def huge(shape: tuple[int, ...], like: Any) -> Any:
     return np.asarray(untouched((count * like.itemsize,))).view(like.dtype).reshape(shape)
 
 
+def many_experts() -> NDArray[np.int64]:
+    """Offsets of so many experts without rows that int32 does not count their padded rows of scales."""
+    return np.zeros(17 << 20, np.int64)
+
+
 def _element(place: int, value: Callable[[Any], Any]) -> Damage:
     """A copy of an array with another element; of a number, another number."""
 
@@ -127,6 +133,8 @@ DAMAGES: Mapping[str, Damage] = {
     "one": lambda array: array[:1].copy(),
     "strided": _strided,
     "many_rows": lambda array: huge((MANY, *array.shape[1:]), array),
+    # Rows that int32 counts, and not a step past the last of them.
+    "most_rows": lambda array: huge((MANY - 64, *array.shape[1:]), array),
     "giga_rows": lambda array: huge((MANY // 2, *array.shape[1:]), array),
     "long_rows": lambda array: huge((*array.shape[:-2], 1, LONG), array),
     # Of their elements.
