@@ -439,8 +439,8 @@ def _default() -> Iterator[Case]:
     yield _case("real", Shape(9, 384, n=256, e=4), scales="mn_major", pad=3)
     yield _case("near", _SMALL, rows=_SMALL_ROWS, tile_m=24, refusal="needed one of 8, 16, 32, 64, 128")
     wgmma: dict[str, Any] = {"model": "sm90_wgmma_fp8"}
-    yield _case("near", Shape(70, 1408, n=256, e=1), "f32", rows="70", tile_m=128, ctas=2, **wgmma)
-    yield _case("near", dataclasses.replace(_DEEP, n=256), rows="4-5", tile_m=128, ctas=2, **wgmma)
+    yield _case("near", Shape(70, 896, n=256, e=1), "f32", rows="70", tile_m=128, ctas=2, **wgmma)
+    yield _case("near", dataclasses.replace(_DEEP, k=896, n=256), rows="4-5", tile_m=128, ctas=2, **wgmma)
     yield _case("near", _DEEP, rows="4-5", tile_m=128, **wgmma)  # a warpgroup without rows, and a ring that wraps
     yield _case("near", Shape(200, 256, n=128, e=2), "f32", rows="135-65", scales="mn_major", tile_m=256, **wgmma)
     yield _case("near", _LOOPING_SHAPE, **_LOOPING_OPTIONS, **wgmma)
@@ -484,16 +484,16 @@ def _default() -> Iterator[Case]:
     # More scales of an expert's rows of N than a byte counts, as DeepSeek-V3's dense gate and up together have.
     for model, n in ((_MODELS[0], 36_864), (_MODELS[2], 36_992)):
         yield _case("near", Shape(1, 128, n=n, e=1), sample=1, model=model)
-    # And as much of K as its gate and up have, of the last of more than 32 columns of tiles.
-    yield _case("near", Shape(7, 7168, n=4224, e=1), rows="7", sample=1, tile_m=64, **wgmma)
+    # And more than 32 blocks of K, as its gate and up have 56, of the last of more than 32 columns of tiles.
+    yield _case("near", Shape(7, 4224, n=4224, e=1), rows="7", sample=1, tile_m=64, **wgmma)
     # Far fewer rows are expected than there are: CTAs take three tiles and more.
     yield _case("near", Shape(30, 128, n=128, e=2), grouping="masked", rows="9-30", expected_m=1, tile_m=8)
     yield _case("near", Shape(20, 512, n=128, e=2), rows="9-8", tile_m=16, multiprocessors=1, schedules=4)
     # Two warpgroups that store at the same time.
-    yield _case("near", Shape(64, 128, n=128, e=1), rows="64", schedules=12, **wgmma)
+    yield _case("near", Shape(64, 128, n=128, e=1), rows="64", schedules=10, **wgmma)
     for ctas, tile_m in ((1, 256), (2, 128)):
         several: dict[str, Any] = {"tile_m": tile_m, "ctas": ctas, "multiprocessors": ctas, "schedules": 2}
-        yield _case("near", Shape(110, 640, n=ctas * TILE_N, e=2), rows="100-3", **several, **wgmma)
+        yield _case("near", Shape(110, 512, n=ctas * TILE_N, e=2), rows="100-3", **several, **wgmma)
     # Each entry has machine code of its own: each meets the fills that show most.
     for dtype, fill in itertools.product(OUT_DTYPES, ("near", "specials", "one-hot-tokens", "one-hot-weights")):
         for tile_m in INSTRUCTIONS[_MODELS[0]].tiles_m:
