@@ -32,8 +32,8 @@ FAULTS = (
     HostFault(
         "the edge policy of BF16 alone in a quantize launch",
         "moe/launches.py",
-        'mxfp8_quantize_kernel(options.dtype, options.mode, options.edge, "linear")',
-        'mxfp8_quantize_kernel(options.dtype, options.mode, options.edge if options.dtype == "bf16" else "exact", "linear")',
+        '(options.dtype, options.mode, options.edge, "linear")',
+        '(options.dtype, options.mode, options.edge if options.dtype == "bf16" else "exact", "linear")',
         "moe:fp16:m3k64n32e3t1:odd:variant=silu:mode=floor:edge=flashinfer:poison=0x7F:seed7@ptx",
     ),
     HostFault(

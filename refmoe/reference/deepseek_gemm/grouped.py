@@ -234,7 +234,8 @@ def _rows(group: Group) -> int:
 def _stacked(alike: list[Group], weights: Bytes, weight_scales: Floats) -> tuple[Bytes, Floats, Bytes, Floats]:
     """The operands of `promoted_sums` for several groups, a product each."""
     experts = [group.expert for group in alike]
-    codes, scales = (np.stack(each) for each in ([g.codes for g in alike], [g.scales for g in alike]))
+    codes = np.stack([group.codes for group in alike])
+    scales = np.stack([group.scales for group in alike])
     # One expert needs no copy of its weights.
     chosen = slice(experts[0], experts[0] + 1) if len(experts) == 1 else experts
     return codes, scales, weights[chosen], weight_scales[chosen]
