@@ -156,9 +156,9 @@ def _conformance() -> str:
 
 
 def _stress() -> str:
-    if not (REPORTS / "stress.json").exists():
+    stress = _load("stress.json") if (REPORTS / "stress.json").exists() else {}
+    if not stress.get("reruns"):
         return "- Many runs of one launch, and compute-sanitizer: to be run again (`refmoe stress`)."
-    stress = _load("stress.json")
     tools = ", ".join(f"{tool['tool']} {tool['verdict']}" for tool in stress["sanitizers"])
     same = sum(rerun["different_outputs"] == 1 for rerun in stress["reruns"])
     runs = stress["reruns"][0]["runs"]
@@ -216,9 +216,11 @@ def _mutants() -> str:
 
 
 def _schedules() -> str:
-    if not (REPORTS / "schedules.json").exists():
+    every = _load("schedules.json")["cases"] if (REPORTS / "schedules.json").exists() else []
+    # A case that is refused or skipped ran under none.
+    cases = [case for case in every if case["verdict"] not in ("UNSUPPORTED", "SKIPPED")]
+    if not cases:
         return "- Every case under 16 legal schedules of each launch: to be run again (`make schedules`)."
-    cases = [case for case in _load("schedules.json")["cases"] if case["verdict"] not in ("UNSUPPORTED", "SKIPPED")]
     passed = sum(case["verdict"] == "PASS" for case in cases)
     fewest = min(case["schedules"] for case in cases)
     return f"- {passed:,} of {len(cases):,} cases leave the same bytes under {fewest} legal schedules of each launch."

@@ -22,7 +22,7 @@ from refmoe.families.fills.tied_gates import BIASED, biased_gates, biased_terms,
 from refmoe.families.quantize import COMPILED_POLICIES, EDGE, FAR_ROWS, LOOPING_ROWS, MODE, settings_of
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes
-from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, Arguments, Change, called, huge, wrong_calls
+from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, Arguments, Change, called, huge, many_experts, wrong_calls
 from refmoe.formats import MX_BLOCK
 from refmoe.reference.activation import ALPHA, BETA, LIMIT, swiglu
 from refmoe.reference.quantize import quantize_mxfp8
@@ -634,9 +634,10 @@ SAYS_OF_GATES: Mapping[str, str] = {
 }
 _CHANGES: Mapping[str, Change] = {
     **GATE_CHANGES,
-    "offsets-of_widest_rows": lambda given: {
-        "gate_up": huge((1, 2 * _WIDEST), given["gate_up"]),
-        "offsets": [0, 1],
+    "offsets-of_widest_rows": lambda given: {"gate_up": huge((1, 2 * _WIDEST), given["gate_up"]), "offsets": [0, 1]},
+    "offsets-of_many_experts": lambda given: {
+        **dict.fromkeys(("swiglu_alpha", "swiglu_beta", "swiglu_limit", "bias")),
+        "offsets": many_experts(),
     },
 }
 
@@ -645,7 +646,8 @@ def _refuses() -> Iterator[Case]:
     says = {
         **SAYS_OF_GATES,
         "swiglu_limit-second": "swiglu_limit: found -1.0 for expert 1",
-        "gate_up-many_rows": f"gate_up: found {MANY} rows",
+        **{"gate_up-many_rows": f"gate_up: found {MANY} rows", "gate_up-most_rows": "step past"},
+        "offsets-of_many_experts": "padded scale rows",
         "gate_up-long_rows": "bytes of scale atoms",
     }
     yield from wrong_calls(_case("gaussian", 5, 64, 3, params="distinct", bias="distinct"), says, **_WRONG)
@@ -653,8 +655,8 @@ def _refuses() -> Iterator[Case]:
 
 _WRONG = {
     **WRONG_GATES,
-    "gate_up": f"{WRONG_GATES['gate_up']} many_rows long_rows",
-    "offsets": f"{WRONG_GATES['offsets']} of_widest_rows",
+    "gate_up": f"{WRONG_GATES['gate_up']} many_rows most_rows long_rows",
+    "offsets": f"{WRONG_GATES['offsets']} of_widest_rows of_many_experts",
     "bias": f"{ARRAY} short narrow",
     **dict.fromkeys(("mode", "edge", "layout"), "word"),
 }

@@ -519,11 +519,11 @@ def _refuses() -> Iterator[Case]:
     yield from wrong_calls(
         _case("gaussian", 2, 64),
         {
-            "x-many_rows": "rows and those of one more tile",
+            **dict.fromkeys(("x-many_rows", "x-most_rows"), "rows and those of one more tile"),
             "x-giga_rows": "tiles, counted twice",
             "x-long_rows": "bytes of scale atoms",
         },
-        x=f"{ARRAY} scalar flat narrow no_columns many_rows giga_rows long_rows",
+        x=f"{ARRAY} scalar flat narrow no_columns many_rows most_rows giga_rows long_rows",
         **dict.fromkeys(("block", "policy", "scales"), "word"),
         layout="word of_weights",
         fill=BYTE,

@@ -100,6 +100,9 @@ MULTIPROCESSORS = number("multiprocessors", launch=True)
 #: the executor's own never, such as a barrier that is tried only once.
 SCHEDULES = number("schedules", 1, launch=True)
 
+#: 1 for launches that may start before what is in front of them has ended, as those of a layer by integer products do.
+PROGRAMMATIC = number("programmatic", launch=True)
+
 
 def byte(name: str, default: int) -> Option:
     """An option that takes a byte, written 0xFF."""

@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.case import SCHEDULES, Shape, refused, word
+from refmoe.families.case import PROGRAMMATIC, SCHEDULES, Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTINGS, TWICE, check_choices, expert_ids
 from refmoe.families.extents import ELEMENT_BYTES
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs, needs_k
 from refmoe.families.far import EXPERTS_BEFORE, Layout, check_before, far_device, lacks_memory
 from refmoe.families.gemm.epilogue import special_bias
+from refmoe.families.kept import chained
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
 from refmoe.families.wrong import ARRAY, BYTE, WRONG, Arguments, Change, called, huge, wrong_calls
@@ -416,7 +417,9 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.dp4a import dp4a_gemv as launch
 
     operands = (inputs[name] for name in ("codes", "d", "weights", "weight_scales", "topk_ids"))
-    place = far_device(case, device, _far(case))
+    far = far_device(case, device, _far(case))
+    # Weights, and which experts they are of, are asked for while others may be under way.
+    place = chained(case, far, ("codes", "d", "row_of_choice"))
     return {"out": _bits(called(case, launch)(*operands, device=place, **_arguments(case, inputs)))}
 
 
@@ -510,6 +513,8 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", 3, 64, 8, 600, 2, routing="same-experts", alpha="distinct", bias="distinct")
     yield _case("fingerprint", 4, 416, 8, 8, 2, routing="all-one-token", bias="distinct")
     yield _case("cancelling", 4, 2880, 8, 16, 2, routing="same-experts")
+    for dtype, m in product(("f32", "bf16"), (1, 5)):
+        yield _case("gaussian", m, 96, 8, 4, 2, dtype=dtype, map="permuted", bias="distinct", programmatic=1)
     yield _case("gaussian", 1, 32, 1, 1, 1)
     yield _case("gaussian", 0, 2880, 8, 4, 2)
     # Each entry has machine code of its own: each meets every fill, with and without a bias.
@@ -584,7 +589,7 @@ DP4A_GEMV = Family(
     options=(
         *(word("inputs", "token", "choice"), word("map", "none", "permuted", "dropped")),
         *(word("alpha", "none", "distinct", "edges"), word("bias", "none", "distinct", "tiny", "specials")),
-        *(word("routing", *ROUTINGS, TWICE), *RANKS, EXPERTS_BEFORE, SCHEDULES, POISON, WRONG),
+        *(word("routing", *ROUTINGS, TWICE), *RANKS, EXPERTS_BEFORE, SCHEDULES, PROGRAMMATIC, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,

@@ -36,7 +36,7 @@ from refmoe.families.quantize import (
 )
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes, doubt_values
-from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, Arguments, Change, called, huge, wrong_calls
+from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, Arguments, Change, called, huge, many_experts, wrong_calls
 from refmoe.formats import E2M1, E4M3, FORMATS, FP32, MX_BLOCK, NVFP4, UE4M3
 from refmoe.numbers_as_text import compared_text
 from refmoe.reference.expand import OUTPUTS, build_permutation, expand, expand_as, prescaled
@@ -578,27 +578,35 @@ def _crowded(given: Arguments) -> Arguments:
     return {"topk_ids": ids, "unpermuted_to_permuted": np.zeros(ids.size, np.int32)}
 
 
+def _nobody(given: Arguments) -> Arguments:
+    """No token chooses anybody."""
+    rows = given["unpermuted_to_permuted"].size
+    return {"topk_ids": np.full_like(given["topk_ids"], -1), "unpermuted_to_permuted": np.full(rows, -1, np.int32)}
+
+
 _CHANGES: Mapping[str, Change] = {
     "input_sf-given": lambda given: {"input_sf": np.zeros((given["x"].shape[0], given["x"].shape[1] // 32), np.uint8)},
     "unpermuted_to_permuted-foreign": _foreign_row,
     "unpermuted_to_permuted-unowned": _own_row,
     "topk_ids-crowded": _crowded,
     "topk_ids-many": lambda given: {"topk_ids": huge((3, 1 << 30), given["topk_ids"])},
+    "offsets-of_many_experts": lambda given: {"offsets": many_experts(), **_nobody(given)},
     "prescale-of_copy": lambda given: {"output": "copy", "encode_scale": None},
     "encode_scale-of_token": lambda given: {"output": "fp8_token"},
 }
 _MAPS = {
     "topk_ids": f"{ARRAY} none flat short no_columns crowded many",
     "unpermuted_to_permuted": f"{ARRAY} short past huge twice",
-    "offsets": f"{ARRAY} scalar one first last falling",
+    "offsets": f"{ARRAY} scalar one first last falling of_many_experts",
     "first_expert": "negative fraction huge",
 }
 
 
 def _refuses() -> Iterator[Case]:
-    many = {"x-many_rows": f"x: found {MANY} rows", "x-long_rows": "bytes of scale atoms"}
+    many = {"x-many_rows": f"x: found {MANY} rows", "x-most_rows": "step past", "x-long_rows": "bytes of scale atoms"}
     many |= {"topk_ids-many": "rows after expansion", "unpermuted_to_permuted-foreign": "found 0 at 15"}
-    matrix = f"{ARRAY} flat narrow no_columns many_rows long_rows"
+    many |= {"offsets-of_many_experts": "padded scale rows"}
+    matrix = f"{ARRAY} flat narrow no_columns many_rows most_rows long_rows"
     words = {**dict.fromkeys(("mode", "edge", "layout", "input_sf_layout"), "word"), "fill": BYTE}
     yield from wrong_calls(_case("gaussian", 3, 64, 4, 2), many, x=matrix, input_sf="given", **_MAPS, **words)
     others = _case("gaussian", 9, 64, 4, 2, first_expert=4, ranks=2)

@@ -161,6 +161,31 @@ class FarDevice:
         return np.asarray(whole[whole.size - size :].reshape(buffer.shape))
 
 
+class FirstFarDevice(FarDevice):
+    """The same for two launches, of which the second, a programmatic one, takes the case's own rows alone.
+
+    In front of them nobody has chosen anything that it could sort.
+    """
+
+    def launch(self, plan: LaunchPlan) -> None:
+        """The first launch as any; for the second what the first one wrote behind the rows in front."""
+        if not plan.programmatic:
+            super().launch(plan)
+            return
+        arguments = tuple(self._own(each) if isinstance(each, _Tail) else each for each in plan.arguments)
+        self.inner.launch(dataclasses.replace(plan, arguments=arguments))
+
+    @staticmethod
+    def _own(tail: _Tail) -> Any:
+        from refmoe import ptx
+
+        whole, size = tail.whole, int(np.prod(tail.shape))
+        if whole.array.size == size:
+            return whole
+        own = whole.array[whole.array.size - size :].copy()
+        return ptx.Buffer(own, name=whole.name, initialised=True, writable=False)
+
+
 @dataclass(frozen=True)
 class _Tail:
     """An output with bytes in front, and the shape of those behind them."""
@@ -175,11 +200,11 @@ def _untouched(size: int) -> Values:
     return np.asarray(untouched((size,)))
 
 
-def far_device(case: Case, device: Device, layout: Layout) -> Device:
-    """The device for a case that lies behind others; the device itself for any other case."""
+def far_device(case: Case, device: Device, layout: Layout, kind: type[FarDevice] = FarDevice) -> Device:
+    """The device for a case that lies behind others, of that kind; the device itself for any other case."""
     if not case.get("rows_before", 0) and not case.get("experts_before", 0):
         return device
-    return FarDevice(device, layout, case.shape.m, int(case.get("rows_before", 0)))
+    return kind(device, layout, case.shape.m, int(case.get("rows_before", 0)))
 
 
 def lacks_memory(case: Case, arch: str) -> str | None:

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.activation import POISONED_BF16
-from refmoe.families.case import MULTIPROCESSORS, Shape, word
+from refmoe.families.case import MULTIPROCESSORS, PROGRAMMATIC, Shape, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.extents import sum_extents
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.gemm.epilogue import special_bias
+from refmoe.families.kept import chained
 from refmoe.families.quantize import LOOPING_ROWS
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
@@ -307,6 +308,10 @@ def far_sums(case: Case, outputs: Mapping[str, int]) -> Layout:
     )
 
 
+#: What the kernels in front write: rows, maps, and the router's choices.
+SUMMED = ("rows", "unpermuted_to_permuted", "weights", "topk_ids")
+
+
 def check_sums_case(case: Case) -> None:
     """Refuse choices and numbers of rows in front that do not fit."""
     check_choices(case)
@@ -317,11 +322,12 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     """Launch the kernel."""
     from refmoe.cuda.finalize import finalize as launch
 
+    far = far_device(case, device, far_sums(case, {"out": case.shape.k * (4 if case.out == "f32" else 2)}))
     out = called(case, launch)(
         inputs["rows"],
         inputs["unpermuted_to_permuted"],
         inputs["weights"],
-        device=far_device(case, device, far_sums(case, {"out": case.shape.k * (4 if case.out == "f32" else 2)})),
+        device=chained(case, far, SUMMED),
         out_dtype=VALUE_DTYPES[case.out],
         fill=case.poison,
         **sum_arguments(case, inputs),
@@ -407,6 +413,8 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 5, 32, 600, 3, bias="distinct", routing="same-experts")
     yield _case("gaussian", 6, 32, 8, 2, bias="distinct", routing="unset")
     yield _case("gaussian", 0, 2880, 8, 2)
+    for dtype, out in product(_DTYPES, _DTYPES):
+        yield _case("gaussian", 2, 96, 4, 2, dtype=dtype, out=out, bias="distinct", programmatic=1)
     # Each entry has machine code of its own, with and without a bias: each meets every fill, in two rounds of ranks.
     for dtype, out, fill, bias in product(_DTYPES, _DTYPES, PLAIN_SUMS, ("none", "distinct")):
         yield _case(fill, 9, 160, 16, 11, dtype=dtype, out=out, bias=bias)
@@ -458,7 +466,7 @@ FINALIZE = Family(
     fills=SUM_FILLS,
     options=(
         *(word("out", *_DTYPES, fixed=True), SUM_BIAS),
-        *(ROUTING, *RANKS, MULTIPROCESSORS, ROWS_BEFORE, POISON, WRONG),
+        *(ROUTING, *RANKS, MULTIPROCESSORS, PROGRAMMATIC, ROWS_BEFORE, POISON, WRONG),
     ),
     inputs=sum_inputs,
     expect=_expect,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.case import MULTIPROCESSORS, Shape, word
+from refmoe.families.case import MULTIPROCESSORS, PROGRAMMATIC, Shape, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices
 from refmoe.families.extents import q8_1_rows
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
@@ -24,6 +24,7 @@ from refmoe.families.finalize import (
     SUM_BIAS,
     SUM_CHANGES,
     SUM_FILLS,
+    SUMMED,
     WRONG_BIAS,
     WRONG_SUMS,
     WeightedRows,
@@ -31,6 +32,7 @@ from refmoe.families.finalize import (
     sum_fill,
     sum_inputs,
 )
+from refmoe.families.kept import chained
 from refmoe.families.q8_1 import BlockHalves, Int8Codes, doubt_q8, q8_outputs
 from refmoe.families.vacuity import Limits
 from refmoe.families.wrong import LONG, WRONG, Change, called, huge, wrong_calls
@@ -170,7 +172,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         inputs["rows"],
         inputs["unpermuted_to_permuted"],
         inputs["weights"],
-        device=device,
+        device=chained(case, device, SUMMED),
         quantizer=case.quantizer,
         fill=case.poison,
         **sum_arguments(case, inputs),
@@ -228,6 +230,8 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 0, 2880, 8, 2, quantizer=quantizer)
         yield _case("gaussian", 9, 416, 8, 2, routing="padded", bias="distinct", quantizer=quantizer)
         yield _case("fingerprint", 4, 416, 8, 2, routing="all-one-token", quantizer=quantizer, poison=0x7F)
+    for dtype, quantizer in product(_DTYPES, QUANTIZERS):
+        yield _case("gaussian", 2, 96, 4, 2, dtype=dtype, bias="distinct", quantizer=quantizer, programmatic=1)
     # Each entry has machine code of its own, with and without a bias: each meets every fill, in two rounds of choices.
     for fill, dtype, quantizer, bias in product(_TELLING, _DTYPES, QUANTIZERS, ("none", "distinct")):
         yield _case(fill, 9, 160, 16, 11, dtype=dtype, quantizer=quantizer, bias=bias)
@@ -274,7 +278,7 @@ FINALIZE_Q8_1 = Family(
     fills=_FILLS,
     options=(
         word("quantizer", *QUANTIZERS, fixed=True),
-        *(SUM_BIAS, ROUTING, *RANKS, MULTIPROCESSORS, POISON, WRONG),
+        *(SUM_BIAS, ROUTING, *RANKS, MULTIPROCESSORS, PROGRAMMATIC, POISON, WRONG),
     ),
     inputs=sum_inputs,
     expect=_expect,

@@ -1,11 +1,20 @@
-"""A device that keeps the buffers which a host function has it make, so that all of a layer can be compared."""
+"""Devices that stand in front of another one.
+
+One keeps the buffers that a host function has it make, so that all of a layer can be compared. The other launches
+kernels as a chain of them does.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device, LaunchRecord
+    from refmoe.families.family import Case
 
 
 class Kept:
@@ -47,3 +56,40 @@ class Kept:
     def download(self, buffer: Any) -> Any:
         """See `refmoe.cuda.device.Device`."""
         return self.inner.download(buffer)
+
+
+def chained(case: Case, device: Device, earlier: Iterable[str]) -> Any:
+    """The device of a case. With the option `programmatic`, launches on it may start before what is in front has ended.
+
+    Args:
+        case: the case.
+        device: where launches run.
+        earlier: inputs that a kernel in front may still be writing when the launch starts.
+    """
+    return Chained(device, frozenset(earlier)) if case.programmatic else device
+
+
+class Chained(Kept):
+    """Another device, whose launches are programmatic: a kernel that touches too early what others write is found."""
+
+    def __init__(self, inner: Device, earlier: frozenset[str]) -> None:
+        """
+        Args:
+            inner: where launches run.
+            earlier: inputs that a kernel in front may still be writing.
+        """
+        super().__init__(inner)
+        self.earlier = earlier
+
+    def upload(self, name: str, array: Any) -> Any:
+        """See `refmoe.cuda.device.Device`; what a kernel in front writes counts as written by one on the executor."""
+        if name not in self.earlier or self.name != "ptx":
+            return self.inner.upload(name, array)
+        own = np.ascontiguousarray(array).view(np.uint8)
+        buffer = self.inner.output(name, own.shape, 0, initialised=True)
+        buffer.array[...] = own
+        return buffer
+
+    def launch(self, plan: Any) -> None:
+        """See `refmoe.cuda.device.Device`."""
+        self.inner.launch(replace(plan, programmatic=True))

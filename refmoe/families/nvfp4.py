@@ -367,8 +367,8 @@ def _full() -> Iterator[Case]:
 def _refuses() -> Iterator[Case]:
     yield from wrong_calls(
         _case("gaussian", 2, 64),
-        {"x-many_rows": f"x: found {MANY} rows", "x-long_rows": "bytes of scale atoms"},
-        x=f"{ARRAY} flat narrow no_columns many_rows long_rows",
+        {"x-many_rows": f"x: found {MANY} rows", "x-most_rows": "step past", "x-long_rows": "bytes of scale atoms"},
+        x=f"{ARRAY} flat narrow no_columns many_rows most_rows long_rows",
         global_encode_scale="zero negative nan infinite text",
         layout="word",
         fill=BYTE,

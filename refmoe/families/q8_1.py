@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.case import MULTIPROCESSORS, Shape, word
+from refmoe.families.case import MULTIPROCESSORS, PROGRAMMATIC, Shape, word
 from refmoe.families.extents import q8_1_rows
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
+from refmoe.families.kept import chained
 from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
@@ -301,7 +302,7 @@ def _far(case: Case) -> Layout:
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda import q8_1
 
-    place = far_device(case, device, _far(case))
+    place = chained(case, far_device(case, device, _far(case)), ())  # x is loaded while others may be under way
     return q8_outputs(
         called(case, q8_1.quantize_q8_1)(inputs["x"], device=place, variant=case.variant, fill=case.poison)
     )
@@ -342,6 +343,7 @@ def _default() -> Iterator[Case]:
     for variant in VARIANTS:
         for dtype in DTYPES:
             yield _case(_NAN_LANES, 1, 384, dtype=dtype, variant=variant)  # a block of each kind
+            yield _case("gaussian", 2, 96, dtype=dtype, variant=variant, programmatic=1)
     yield _case("gaussian", _LOOPING_ROWS, 32)
     for dtype in DTYPES:  # as many elements as the host code takes, a little below 2^31
         yield _case("gaussian", 3, 64, dtype=dtype, rows_before=_FAR_ROWS)
@@ -392,7 +394,7 @@ Q8_1_QUANTIZE = Family(
     dtypes=tuple(DTYPES),
     sizes="mk",
     fills=_FILLS,
-    options=(word("variant", *VARIANTS, fixed=True), MULTIPROCESSORS, ROWS_BEFORE, POISON, WRONG),
+    options=(word("variant", *VARIANTS, fixed=True), MULTIPROCESSORS, PROGRAMMATIC, ROWS_BEFORE, POISON, WRONG),
     inputs=_inputs,
     expect=_expect,
     run=_run,

@@ -6,7 +6,7 @@ topk_ids[5, 1]  token 5 choice 1: kernel expert 9 (logit 0x3FC00000 (1.5)) refer
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from refmoe.families.case import SCHEDULES, Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.extents import routing_extents
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.far import ROWS_BEFORE, FirstFarDevice, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.wrong import ARRAY, BYTE, WRONG, Change, called, huge, wrong_calls
 from refmoe.numbers_as_text import VALUE_DTYPES, compared_text, number_text
@@ -386,6 +387,13 @@ def _doubt_weights(case: Case, weights: NDArray[np.float32], answered: NDArray[n
     return f"{found} distinct weights, fewer than {need}: nothing shows of the softmax" if found < need else None
 
 
+def _far(case: Case, inputs: Inputs) -> Layout:
+    """Where tokens lie in the buffers of the launch that chooses; a CTA takes eight of them."""
+    logits = inputs["logits"]
+    row_bytes = {"logits": logits.shape[1] * logits.itemsize, "topk_ids": 4, "topk_weights": 4, "chosen": 2}
+    return replace(of_rows(case, row_bytes), tiles_before=int(case.rows_before) // 8)
+
+
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     """Launch the kernels."""
     from refmoe.cuda import routing
@@ -394,6 +402,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     if case.dtype == "ids":
         return maps_of(called(case, routing.permute)(inputs["topk_ids"], case.shape.e, device=device, **placed))
     given = (inputs["logits"], case.shape.t, case.shape.e)
+    device = far_device(case, device, _far(case, inputs), FirstFarDevice)
     if case.entry == "function":
         return outputs_of(called(case, routing.route)(*given, device=device, bias=inputs["bias"], **placed), None)
     routed, refused = called(case, routing.try_route)(*given, device=device, bias=inputs["bias"], **placed)
@@ -437,6 +446,9 @@ def _check(case: Case) -> None:
     if given and case.bias != "none":
         raise refused("bias", case.bias, "logits with it: given ids have no bias")
     check_choices(case)
+    check_before(case)
+    if case.rows_before and (given or case.shape.m <= _FEW or case.shape.m % 8):
+        raise refused("rows_before", str(case.rows_before), f"logits of more than {_FEW} tokens, whole groups of 8")
 
 
 # --- cases ----------------------------------------------------------------------------------------------------------
@@ -482,6 +494,13 @@ def _quick() -> Iterator[Case]:
 def _default() -> Iterator[Case]:
     for m in (3, _FEW, _MANY):
         yield _route("gaussian", m, 12, 3, schedules=8)
+    # More choices than 32 warps look at in 16 steps each, of a whole layer and of one rank of five.
+    yield _route("gaussian", 16_500, 9, 8)
+    yield _route("gaussian", 4104, 8, 32, ranks=5)
+    # Choices of the expert in front of a rank's first one, which no byte counts.
+    yield _route("gaussian", 17, 130, 32, first_expert=130, ranks=2)
+    for dtype in ("f32", "bf16"):  # logits past the 2^31st: of 2^32 the executor could not number the threads
+        yield _route("gaussian", 24, 1024, 1, dtype=dtype, rows_before=1 << 21)
     for e, t in _ROUTERS:
         for m in (1, 2, 8, _FEW, _MANY, 64):
             yield _route("gaussian", m, e, t, bias="distinct")
@@ -609,7 +628,7 @@ ROUTE = Family(
     dtypes=("f32", "bf16", "ids"),
     sizes="met",
     fills=_FILLS,
-    options=(ROUTING, *RANKS, _BIAS, ENTRY, SCHEDULES, POISON, WRONG),
+    options=(ROUTING, *RANKS, _BIAS, ENTRY, SCHEDULES, ROWS_BEFORE, POISON, WRONG),
     inputs=_inputs,
     expect=_expect,
     run=_run,
@@ -630,5 +649,6 @@ ROUTE = Family(
     sources=("routing",),
     host=("refmoe.cuda.routing",),
     check=_check,
+    lacks=lacks_memory,
     group="moe",
 )

@@ -25,12 +25,13 @@ from refmoe.families.activation import (
     far_gates,
     gate_inputs,
 )
-from refmoe.families.case import MULTIPROCESSORS, Shape, word
+from refmoe.families.case import MULTIPROCESSORS, PROGRAMMATIC, Shape, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices
 from refmoe.families.extents import q8_1_rows
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, check_before, far_device, lacks_memory
 from refmoe.families.fills.tied_gates import BIASED, SIGMOID_TIES, q8_1_ties, tied_fill
+from refmoe.families.kept import chained
 from refmoe.families.q8_1 import BlockHalves, Int8Codes, q8_outputs
 from refmoe.families.vacuity import Limits, doubt_values
 from refmoe.families.wrong import WRONG, called, wrong_calls
@@ -87,10 +88,11 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.swiglu_q8_1 import swiglu_q8_1 as launch
 
     k = case.shape.k
+    far = far_device(case, device, far_gates(case, {"codes": k, "d": k // 16, "s": k // 16}, shares=False))
     tensor = called(case, launch)(
         inputs["gate_up"],
         inputs["offsets"],
-        device=far_device(case, device, far_gates(case, {"codes": k, "d": k // 16, "s": k // 16}, shares=False)),
+        device=chained(case, far, ("gate_up", "offsets")),
         variant=case.variant,
         quantizer=case.quantizer,
         swiglu_alpha=inputs["alpha"],
@@ -165,6 +167,8 @@ def _default() -> Iterator[Case]:
     # And loops over its slices.
     for dtype, variant, quantizer in product(("bf16", "f32"), ("gpt_oss", "silu"), QUANTIZERS):
         yield _case("fingerprint", 36, 544, 3, dtype=dtype, variant=variant, quantizer=quantizer, multiprocessors=1)
+    for dtype, variant, quantizer in product(("bf16", "f32"), ("gpt_oss", "silu"), QUANTIZERS):
+        yield _case("gaussian", 3, 96, 2, dtype=dtype, variant=variant, quantizer=quantizer, programmatic=1)
     for variant, quantizer in product(("gpt_oss", "silu"), QUANTIZERS):
         yield _case(SIGMOID_TIES, 14, 32, 2, dtype="f32", variant=variant, quantizer=quantizer)
     yield _case("gaussian", 1, 416, 3)  # a single slice
@@ -199,7 +203,7 @@ SWIGLU_Q8_1 = Family(
     fills=_FILLS,
     options=(
         *(VARIANT, word("quantizer", *QUANTIZERS, fixed=True), GATE_PARAMS),
-        *(ROUTING, *RANKS, MULTIPROCESSORS, ROWS_BEFORE, POISON, WRONG),
+        *(ROUTING, *RANKS, MULTIPROCESSORS, PROGRAMMATIC, ROWS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,

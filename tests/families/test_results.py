@@ -24,11 +24,19 @@ def test_results_are_held_against_their_types() -> None:
     check_result("finalize.finalize", F32, {"out_dtype": np.dtype(np.float32)})
     check_result("dp4a.dp4a_gemv", BF16, {})
     check_result("gemm.kernel.grouped_gemm", BF16, {"out_dtype": "bf16"})
-    check_result("gemm.tile.check_tile", 3, {})  # none that is known
+    check_result("gemm.tile.check_tile", 3, {})  # no arrays
+    check_result("expand.expand_as", (U8, U8), {"output": "nvfp4"})
+    check_result("expand.expand_as", BF16, {"output": "copy", "x": BF16})
     with pytest.raises(RefmoeError, match="returned arrays of uint8, float16; it promises uint8, float32"):
         check_result("block_fp8.quantize_block_fp8", (U8, F32.astype(np.float16)), {})
     with pytest.raises(RefmoeError, match="it promises float32"):
         check_result("gemm.kernel.grouped_gemm", BF16, {"out_dtype": "f32"})
+    with pytest.raises(RefmoeError, match="returned arrays of bfloat16; it promises uint8"):
+        check_result("expand.expand_as", BF16, {"output": "fp8_tensor", "x": BF16})
+    with pytest.raises(RefmoeError, match="returned arrays of float32; it promises bfloat16"):
+        check_result("expand.expand_as", F32, {"output": "copy", "x": BF16})
+    with pytest.raises(RefmoeError, match=r"gemm\.tile\.choose is no function whose results"):
+        check_result("gemm.tile.choose", 3, {})
     with pytest.raises(RefmoeError, match="returned arrays of nothing"):
         check_result("routing.permute", None, {})
 

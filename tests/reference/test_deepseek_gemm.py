@@ -18,6 +18,10 @@ from refmoe.reference.deepseek_gemm import (
     deepseek_gemm,
     deepseek_gemm_bounds,
     deepseek_gemm_masked,
+    grouped,
+    promoted_bounds,
+    promoted_sums,
+    promotion,
 )
 from refmoe.reference.mma import MODELS, within_bound
 from refmoe.reference.scalar import deepseek_gemm as scalar
@@ -248,3 +252,38 @@ def test_refusals_of_batches(masked: np.ndarray, words: str) -> None:
     assert words in str(refusal.value)
     with pytest.raises(ArgumentError, match="2 experts; needed the 3 of tokens"):
         deepseek_gemm_masked(tokens, scales, weights[:2], weight_scales[:2], MASKED, model="sm120")
+
+
+@pytest.mark.parametrize("model", MODEL_NAMES)
+def test_products_together_are_those_one_by_one(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts of as many rows, and blocks of K, in one product and in parts: sums and bounds, bit for bit."""
+    tokens, token_scales, weights, weight_scales = draw(640, 9, "special")
+    arrays = (
+        tokens[:, None],
+        token_scales[:, None],
+        *(np.concatenate([each, each]) for each in (weights, weight_scales)),
+    )
+    together = [promoted_sums(*arrays, MODELS[model]), *promoted_bounds(*arrays, MODELS[model])]
+    for outputs in (1, 2 * M * N):  # a block at a time, and two
+        monkeypatch.setattr(promotion, "_OUTPUTS_AT_ONCE", outputs)
+        for expert in range(M):
+            one = [each[expert] for each in arrays]
+            alone = [promoted_sums(*one, MODELS[model]), *promoted_bounds(*one, MODELS[model])]
+            for found, wanted in zip(alone, together, strict=True):
+                assert found.tobytes() == wanted[expert].tobytes()
+
+
+def test_groups_of_as_many_rows_come_together_as_far_as_a_cache_holds_their_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens, token_scales, weights, weight_scales = draw(256, 4)
+    operands = tokens, token_scales, weights, weight_scales, np.array([0, 2, 3, 5])
+    calls: list[int] = []
+    counted = promotion.promoted_sums
+    monkeypatch.setattr(grouped, "promoted_sums", lambda *given: calls.append(len(given[0])) or counted(*given))
+    found = []
+    for most in (1, 2 * N * 256):
+        monkeypatch.setattr(grouped, "_WEIGHTS_AT_ONCE", most)
+        found.append(deepseek_gemm(*operands, model="sm120").tobytes())
+    assert sorted(calls) == [1, 1, 1, 1, 2]
+    assert found[0] == found[1]

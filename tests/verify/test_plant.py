@@ -13,7 +13,7 @@ import pytest
 from support.verify import CASE, result
 from typer.testing import CliRunner
 
-from refmoe.catalog import parse_case, sound_kernel
+from refmoe.catalog import list_cases, parse_case, sound_kernel
 from refmoe.cli import app
 from refmoe.cuda.toolchain import CSRC, ToolchainError, find_toolchain, with_includes
 from refmoe.errors import RefmoeError
@@ -273,3 +273,11 @@ def test_every_fault_that_a_committed_report_lists_is_still_there() -> None:
     first = min(patches)
     assert lost_faults(REPORTS, (patches | others) - {first}) == {"ptx.json": [first]}
     assert "cutlass.json" in lost_faults(REPORTS, patches)
+
+
+def test_the_case_that_a_fault_names_is_in_the_default_level() -> None:
+    named = {fault.name: parse_case(fault.case) for fault in load_patches() if fault.case}
+    families = dict.fromkeys(case.family.name for case in named.values())
+    # On whichever arch: a list has a case once, and a fault names the arch that shows it.
+    listed = {str(case).partition("@")[0] for case in list_cases("default", list(families))}
+    assert [name for name, case in named.items() if str(case).partition("@")[0] not in listed] == []

@@ -417,7 +417,7 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", LOOPING_ROWS, 128, 8)  # more rows than CTAs
     yield _case("fingerprint", LOOPING_ROWS // 4, 128, 4, rows="masked", layout="mn_major")
     yield _case("fingerprint", 2, 8320, 2, layout="mn_major")  # a row wider than a CTA, by one tile
-    yield _case("fingerprint", 1, 16512, 1, layout="mn_major")  # three rounds of a CTA
+    yield _case("fingerprint", 1, 24_704, 1, layout="mn_major")  # four rounds of a CTA
     yield _case("fingerprint", 66, 8320, 2, multiprocessors=1)  # and more of them than CTAs
     # More experts than a warp has lanes, each with rows of its own, and so few CTAs that each has rows of several.
     yield _case("fingerprint", 5, 128, 99, rows="masked", layout="mn_major", multiprocessors=1)

@@ -45,7 +45,13 @@ F32 = NDArray[np.float32]
 
 #: The factor on the routed sum by its word: none, DeepSeek-V3's, one of all 24 significant bits, and one below 0.
 SCALES: Mapping[str, np.float32] = MappingProxyType(
-    {"1": np.float32(1), "2.5": np.float32(2.5), "third": np.float32(1 / 3), "minus": np.float32(-0.75)}
+    {
+        "1": np.float32(1),
+        "2.5": np.float32(2.5),
+        "third": np.float32(1 / 3),
+        "minus": np.float32(-0.75),
+        "zero": np.float32(0),
+    }
 )
 
 # --- fills ----------------------------------------------------------------------------------------------------------
@@ -201,6 +207,7 @@ def _default() -> Iterator[Case]:
     # A factor below 0 makes -0 of a sum of zeros, which a shared row of -0 keeps.
     for dtype, order in product(_DTYPES, ORDERS):
         yield _case("zeros", 3, 96, 8, 3, dtype=dtype, order=order, scale="minus", out=dtype)
+        yield _case("specials", 3, 96, 8, 3, dtype=dtype, order=order, scale="zero")
     yield _case("gaussian", 0, 7168, 8, 2)
     # Each entry has machine code of its own: each meets every fill.
     for dtype, out, order, fill in product(_DTYPES, _DTYPES, ORDERS, _PLAIN):

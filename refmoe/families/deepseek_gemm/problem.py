@@ -8,7 +8,7 @@ what its CTA writes beside the windows is not compared, and what is written besi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from refmoe.families.case import Option, refused
 from refmoe.families.family import Case
 from refmoe.families.gemm.stages import BoundInterval
 from refmoe.families.stages import Plane, matrix_plane
+from refmoe.families.wrong import ARRAY, BYTE, Change, huge
 from refmoe.numbers_as_text import VALUE_DTYPES, bits_text, compared_text
 from refmoe.reference.deepseek_gemm import BLOCK
 
@@ -206,3 +207,45 @@ class GroupedOutputs:
         expert = self.rows.of_row(row)
         assert expert is not None
         return f"row {row - self.rows.first[expert]} of expert {expert}, weight row {column}"
+
+
+# --- calls that are refused -----------------------------------------------------------------------------------------
+
+
+def _of_one(tokens: int, weight_rows: int) -> Change:
+    """So many tokens and weight rows of one expert, of one block of K."""
+    return lambda given: {
+        "tokens": huge((tokens, 128), given["tokens"]),
+        "token_scales": huge((tokens, 1), given["token_scales"]),
+        "weights": huge((1, weight_rows, 128), given["weights"]),
+        "weight_scales": huge((1, weight_rows // 128, 1), given["weight_scales"]),
+        "m_indptr": given["m_indptr"][:2].copy(),
+    }
+
+
+#: Damages that only this family has.
+CHANGES: Mapping[str, Change] = {
+    # Rows that int32 counts, and not those of one more tile; tiles that it counts, and not twice.
+    "tokens-most_rows": _of_one((1 << 31) - 64, 128),
+    "tokens-most_tiles": _of_one(12_000, 1 << 27),
+    "weights-many_rows": lambda given: {
+        "weights": huge((1, 1 << 31, 128), given["weights"]),
+        "weight_scales": huge((1, 1 << 24, 1), given["weight_scales"]),
+        "tokens": given["tokens"][:, :128].copy(),
+        "m_indptr": given["m_indptr"][:2].copy(),
+    },
+    "token_scales-many": lambda given: {
+        "token_scales": huge((given["tokens"].shape[0], 1 << 30), given["token_scales"])
+    },
+    "ctas-of_narrow_tile": lambda given: {"ctas": 2},
+}
+#: And what is wrong with the arguments of both groupings.
+WRONG_PRODUCTS: Mapping[str, str] = {
+    "token_scales": f"{ARRAY} scalar short narrow",
+    "weight_scales": f"{ARRAY} short narrow",
+    **dict.fromkeys(("model", "scale_layout", "out_dtype"), "word"),
+    "tile_m": "number text",
+    "ctas": "zero number of_narrow_tile",
+    "fill": BYTE,
+}
+WEIGHTS = f"{ARRAY} flat no_rows no_middle no_columns narrow"

@@ -271,6 +271,8 @@ def _default() -> Iterator[Case]:
             yield _case(fill, ragged, tile=str(tile), alpha="distinct", bias="distinct", poison=0x7F)
     for tile in TILES:
         yield _case("specials", ragged, "bf16", tile=str(tile))
+    for dtype in ("bf16", "f32"):  # the bias of more weight rows than 12 bits count, as gpt-oss's 5760
+        yield _case("wide-range", Shape(m=1, k=32, n=4232, e=1), dtype, alpha="distinct", bias="distinct")
     # Many more steps of K than stages: the ring wraps, and its barriers go through many phases.
     for tile in TILES:
         for stages in sorted({MIN_STAGES, max_stages(tile)}):

@@ -177,17 +177,20 @@ def _deep(given: Arguments) -> Arguments:
     return {"codes": huge((codes.shape[0], LONG), codes), "weights": huge((*weights.shape[:2], half), weights)}
 
 
-def _many_tiles(given: Arguments) -> Arguments:
-    """More tiles and CTAs than int32 counts: of 1024 tokens and as many weight rows as there may be."""
-    rows = (1 << 31) - 128
-    bytes_each = given["scales"].size // (-(-(given["codes"].shape[0] + 127 * 3) // 128) * 128)
-    return {
-        **{"codes": huge((1024, given["codes"].shape[1]), given["codes"]), "tile": Tile(128, 8, 512)},
-        "scales": huge((1152 * bytes_each,), given["scales"]),
-        "weights": huge((1, rows, given["weights"].shape[2]), given["weights"]),
-        "weight_scales": huge((rows * bytes_each,), given["weight_scales"]),
-        **{"offsets": np.array([0, 1024]), "alpha": None, "bias": None},
-    }
+def _tiles(tokens: int, rows: int) -> Change:
+    """So many tokens of one expert and weight rows, in tiles of 128x8x512."""
+
+    def changed(given: Arguments) -> Arguments:
+        bytes_each = given["scales"].size // (-(-(given["codes"].shape[0] + 127 * 3) // 128) * 128)
+        return {
+            **{"codes": huge((tokens, given["codes"].shape[1]), given["codes"]), "tile": Tile(128, 8, 512)},
+            "scales": huge((-(-(tokens + 127) // 128) * 128 * bytes_each,), given["scales"]),
+            "weights": huge((1, rows, given["weights"].shape[2]), given["weights"]),
+            "weight_scales": huge((rows * bytes_each,), given["weight_scales"]),
+            **{"offsets": np.array([0, tokens]), "alpha": None, "bias": None},
+        }
+
+    return changed
 
 
 #: Damages of what all grouped GEMMs on the frame of SM12x take.
@@ -198,7 +201,10 @@ PRODUCT_CHANGES: Mapping[str, Change] = {
     "weights-many_rows": lambda given: {
         "weights": huge((1 << 20, 1 << 11, given["weights"].shape[2]), given["weights"])
     },
-    "codes-many_tiles": _many_tiles,
+    # More tiles than int32 counts: of 1024 tokens and as many weight rows as there may be.
+    "codes-many_tiles": _tiles(1024, (1 << 31) - 128),
+    # 49981 * 42966 = 2^31 - 2 tiles, which leave no room for the CTAs of a grid.
+    "codes-most_tiles": _tiles(49_980 * 8, 42_966 * 128),
     "tile-two": lambda given: {"tile": "128x8"},
     "tile-letters": lambda given: {"tile": "axbxc"},
     "tile-empty": lambda given: {"tile": Tile(0, 8, 512)},
@@ -206,7 +212,7 @@ PRODUCT_CHANGES: Mapping[str, Change] = {
 }
 #: And what is wrong with it.
 WRONG_PRODUCTS: Mapping[str, str] = {
-    "codes": f"{ARRAY} flat narrow no_columns deep many_rows many_tiles",
+    "codes": f"{ARRAY} flat narrow no_columns deep many_rows many_tiles most_tiles",
     "scales": f"{ARRAY} short long",
     "weights": f"{ARRAY} flat no_rows no_middle narrow ragged many_rows",
     "weight_scales": f"{ARRAY} short long",
@@ -223,6 +229,7 @@ SAYS_OF_PRODUCTS: Mapping[str, str] = {
     "codes-many_rows": "codes: found",
     "weights-many_rows": "weights: found 2147483648 padded rows of scales",
     "codes-many_tiles": "tiles of 128x8x512 and CTAs of a grid",
+    "codes-most_tiles": "tiles of 128x8x512 and CTAs of a grid",
     "tile-empty": "tile: found int 0",
     "weights-ragged": "needed N a multiple of 8",
 }

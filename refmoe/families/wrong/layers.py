@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -171,6 +172,10 @@ def wrong_layer_calls(base: AnyCase) -> Iterator[AnyCase]:
     yield from wrong_calls(ready, input_sf=f"{ARRAY} none short narrow of_words")
     yield from wrong_calls(ready.having(input_sf="128x4"), input_sf="dtype rank short strided")
     yield from wrong_calls(base.having(entry="output"), output=f"{ARRAY} short narrow read_only")
+    # A batch of no tokens is no reason to look at nothing.
+    nobody = base.having(entry="output", shape=dataclasses.replace(base.shape, m=0))
+    arrays = "output input token_selected_experts token_final_scales fc1_expert_weights fc2_expert_weights"
+    yield from wrong_calls(nobody, **dict.fromkeys(arrays.split(), "dtype"), fc1_expert_biases="short")
     sizes = dict.fromkeys(("hidden", "intermediate"), "zero past negative")
     sizes |= {"tokens": "negative", "first_expert": "negative", **dict.fromkeys(("top_k", "experts"), "zero")}
     words = dict.fromkeys(("quantization", "dtype", "variant", "mode", "edge", "input_sf_layout"), "word")

@@ -22,9 +22,12 @@ _MAPS = ("int64", "int32", "int32")
 _ROUTED = (*_MAPS, "int32", "float32")
 #: The type that is asked for, BF16 if none is.
 _OUT = ("out_dtype",)
+#: What the argument `output` names.
+_OUTPUT = ("output",)
 
-#: Of the arrays of a result in order, by module below refmoe.cuda and name.
-RESULTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+#: Of the arrays of a result in order, by module below refmoe.cuda and name. None is that of a function which gives no
+#: arrays: a plan, or a number.
+RESULTS: Mapping[str, tuple[str, ...] | None] = MappingProxyType(
     {
         "activation.swiglu_quantize": _BLOCKS,
         "block_fp8.quantize_block_fp8": _TILES,
@@ -38,10 +41,18 @@ RESULTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "deepseek_gemm.deepseek_gemm_masked": _OUT,
         "dp4a.dp4a_gemv": _OUT,
         "expand.expand": _BLOCKS,
+        "expand.expand_as": _OUTPUT,
         "finalize.finalize": _OUT,
         "finalize_q8_1.finalize_q8_1": _Q8_1,
         "gemm.kernel.grouped_gemm": _OUT,
+        "gemm.tile.check_tile": None,
+        "moe.launches.LayerOptions": None,
+        "moe.launches.LayerShape": None,
+        "moe.arrays.layer_launches": None,
+        "moe.deepseek.DeepSeekArguments": None,
+        "moe.deepseek.deepseek_launches": None,
         "moe.deepseek.deepseek_moe": _OUT,
+        "moe.deepseek.layer_arguments": None,
         "moe.fused.fused_moe": ("bfloat16",),
         "nvfp4.quantize_nvfp4": _BLOCKS,
         "nvfp4_gemm.nvfp4_grouped_gemm": _OUT,
@@ -55,27 +66,42 @@ RESULTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 _WORDS = {"bf16": "bfloat16", "f32": "float32"}
+#: Of `expand_as`, by output: "x" is x's own type.
+_EXPANDED = {"nvfp4": ("uint8", "uint8"), "fp8_tensor": ("uint8",), "fp8_token": ("uint8", "uint8"), "copy": ("x",)}
 
 
-def check_result(name: str, result: Any, named: Mapping[str, Any]) -> None:
+def check_result(name: str, result: Any, arguments: Mapping[str, Any]) -> None:
     """Hold the types of a result against those that are promised.
 
     Args:
-        name: of the function, by its module below refmoe.cuda; one that is not known passes.
+        name: of the function, by its module below refmoe.cuda.
         result: what it returned.
-        named: its named arguments.
+        arguments: those that it was given, by name.
 
     Raises:
-        RefmoeError: the types are others.
+        RefmoeError: the types are others, or nothing is said of the function.
     """
     if name not in RESULTS:
+        raise RefmoeError(f"{name} is no function whose results refmoe.families.wrong.results knows")
+    promised = RESULTS[name]
+    if promised is None:
         return
-    asked = named.get("out_dtype", ml_dtypes.bfloat16)
-    out = _WORDS[asked] if isinstance(asked, str) else np.dtype(asked).name
-    due = [out if word == "out_dtype" else word for word in RESULTS[name]]
+    due = list(_due(promised, arguments))
     found = [array.dtype.name for array in _arrays(result)]
     if found != due:
         raise RefmoeError(f"{name} returned arrays of {', '.join(found) or 'nothing'}; it promises {', '.join(due)}")
+
+
+def _due(words: tuple[str, ...], arguments: Mapping[str, Any]) -> Iterator[str]:
+    """The types that the words stand for."""
+    for word in words:
+        if word == "out_dtype":
+            asked = arguments.get("out_dtype", ml_dtypes.bfloat16)
+            yield _WORDS[asked] if isinstance(asked, str) else np.dtype(asked).name
+        elif word == "output":
+            yield from _due(_EXPANDED[arguments["output"]], arguments)
+        else:
+            yield arguments["x"].dtype.name if word == "x" else word
 
 
 def _arrays(result: Any) -> Iterator[Any]:

@@ -10,6 +10,7 @@ longer than that, as where DeepGEMM pads MN-major rows to 16 bytes; what lies be
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -27,6 +28,7 @@ from refmoe.reference.layout import checked_offsets
 from refmoe.reference.mma import AccumulationModel, as_model
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
+_WEIGHTS_AT_ONCE = 1 << 20  # bytes
 OUTPUTS: tuple[np.dtype[Any], ...] = (_BF16, np.dtype(np.float32))
 
 
@@ -37,6 +39,13 @@ class Group(NamedTuple):
     codes: Bytes
     scales: Floats
     place: tuple[int | slice, ...]
+
+    def first_rows(self, count: int) -> Group:
+        """The first `count` rows of it, or all where it has fewer."""
+        *batch, rows = self.place
+        assert isinstance(rows, slice)
+        place = (*batch, slice(rows.start, min(rows.start + count, rows.stop)))
+        return Group(self.expert, self.codes[:count], self.scales[:count], place)
 
 
 def deepseek_gemm(
@@ -124,9 +133,10 @@ def deepseek_gemm_bounds(
         model: as in `deepseek_gemm`.
     """
     exact, bound = np.zeros(shape), np.full(shape, np.inf)
-    for group in groups:
-        operands = group.codes, group.scales, weights[group.expert], weight_scales[group.expert]
-        exact[group.place], bound[group.place] = promoted_bounds(*operands, as_model(model))
+    for alike in _alike(groups, weights):
+        sums, off = promoted_bounds(*_stacked(alike, weights, weight_scales), as_model(model))
+        for index, group in enumerate(alike):
+            exact[group.place], bound[group.place] = sums[index], off[index]
     return exact, bound
 
 
@@ -201,10 +211,34 @@ def _multiplied(
         raise ArgumentError("model", chosen.name, "one that has e4m3 x e4m3")
     dtype = checked_output(out_dtype, OUTPUTS, "ml_dtypes.bfloat16 or float32")
     out = np.zeros(shape, dtype)
-    for group in groups:
-        sums = promoted_sums(group.codes, group.scales, weights[group.expert], weight_scales[group.expert], chosen)
-        out[group.place] = bf16(sums) if dtype == _BF16 else sums
+    for alike in _alike(groups, weights):
+        sums = promoted_sums(*_stacked(alike, weights, weight_scales), chosen)
+        for index, group in enumerate(alike):
+            out[group.place] = bf16(sums[index]) if dtype == _BF16 else sums[index]
     return out
+
+
+def _alike(groups: list[Group], weights: Bytes) -> Iterator[list[Group]]:
+    """Groups of as many rows, so many of them together that their weights fit a cache."""
+    together = max(1, _WEIGHTS_AT_ONCE // (weights.shape[1] * weights.shape[2]))
+    for _, each in itertools.groupby(sorted(groups, key=_rows), key=_rows):
+        alike = list(each)
+        for start in range(0, len(alike), together):
+            yield alike[start : start + together]
+
+
+def _rows(group: Group) -> int:
+    return len(group.codes)
+
+
+def _stacked(alike: list[Group], weights: Bytes, weight_scales: Floats) -> tuple[Bytes, Floats, Bytes, Floats]:
+    """The operands of `promoted_sums` for several groups, a product each."""
+    experts = [group.expert for group in alike]
+    codes = np.stack([group.codes for group in alike])
+    scales = np.stack([group.scales for group in alike])
+    # One expert needs no copy of its weights.
+    chosen = slice(experts[0], experts[0] + 1) if len(experts) == 1 else experts
+    return codes, scales, weights[chosen], weight_scales[chosen]
 
 
 def _check_codes(name: str, codes: object, rank: int, shape: str) -> None:

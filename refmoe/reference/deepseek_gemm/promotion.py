@@ -30,6 +30,7 @@ BLOCK = WEIGHT_TILE.columns
 """Elements of K that share a scale, after which a partial sum is promoted."""
 
 _FORMAT = E4M3.name
+_OUTPUTS_AT_ONCE = 1 << 22  # of the products of several blocks
 _OUTPUTS_A_CHUNK = 1 << 15  # of the promotion, so that its float64 numbers stay in cache
 
 #: Rounding to nearest of FP32: half a unit of the last place, of a number and of a subnormal one.
@@ -42,63 +43,90 @@ _FLOAT64_SLACK = 2.0**-44
 def promoted_sums(
     tokens: Bytes, token_scales: Floats, weights: Bytes, weight_scales: Floats, model: AccumulationModel
 ) -> Floats:
-    """float32 [M, N], every NaN 0x7FFFFFFF.
+    """float32 [..., M, N], every NaN 0x7FFFFFFF.
 
     Args:
-        tokens: uint8 [M, K] E4M3.
-        token_scales: float32 [M, K/128].
-        weights: uint8 [N, K] E4M3.
-        weight_scales: float32 [N/128, K/128].
+        tokens: uint8 [..., M, K] E4M3.
+        token_scales: float32 [..., M, K/128].
+        weights: uint8 [..., N, K] E4M3.
+        weight_scales: float32 [..., N/128, K/128].
         model: what the tensor core adds up to; it has E4M3 on both sides.
     """
-    total = np.zeros((tokens.shape[0], weights.shape[0]), np.float32)
-    for factor, left, right in _blocks(tokens, token_scales, weights, weight_scales):
-        zeros = np.zeros(total.shape, np.float32)
-        partial = tensor_core_mma(left, right, zeros, model=model, a_format=_FORMAT, b_format=_FORMAT)
-        _promote(factor, partial, total)
+    total = np.zeros((*tokens.shape[:-1], weights.shape[-2]), np.float32)
+    for first, left, right in _codes_by_block(tokens, weights):
+        for block, partial in enumerate(_partials(left, right, model), start=first):
+            _promote(_factor(token_scales[..., block], weight_scales[..., block]), partial, total)
     return total
 
 
 def promoted_bounds(
     tokens: Bytes, token_scales: Floats, weights: Bytes, weight_scales: Floats, model: AccumulationModel
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The exact sums and a bound on the distance of `promoted_sums` from them, float64 [M, N] both.
+    """The exact sums and a bound on the distance of `promoted_sums` from them, float64 [..., M, N] both.
 
     Of a block with the exact sum x, its running bound b, the exact factor f and the rounded factor g, the promotion
     adds g (x + d) with |d| <= b in the place of f x: |g| b + |g - f| |x|. It then rounds the sum: half a unit of its
     last place. Nothing is promised (infinity) where a scale, a code or a sum is not finite. Args are those of
     `promoted_sums`.
     """
-    shape = tokens.shape[0], weights.shape[0]
+    shape = *tokens.shape[:-1], weights.shape[-2]
     total = np.zeros(shape, np.float32)
     exact, bound = np.zeros(shape), np.zeros(shape)
     kinds: dict[str, Any] = {"model": model, "a_format": _FORMAT, "b_format": _FORMAT}
-    zeros = np.zeros(shape, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
-        for block, (factor, left, right) in enumerate(_blocks(tokens, token_scales, weights, weight_scales)):
-            exact_factor = np.outer(
-                token_scales[:, block].astype(np.float64),
-                np.repeat(weight_scales[:, block].astype(np.float64), WEIGHT_TILE.rows),
+        for first, left, right in _codes_by_block(tokens, weights):
+            zeros = np.zeros((*left.shape[:-1], right.shape[-2]), np.float32)
+            found = (
+                _partials(left, right, model),
+                exact_sum(left, right, zeros, **kinds),
+                running_bound(left, right, zeros, **kinds),
             )
-            x = exact_sum(left, right, zeros, **kinds)
-            _promote(factor, tensor_core_mma(left, right, zeros, **kinds), total)
-            exact += exact_factor * x
-            bound += np.abs(factor) * running_bound(left, right, zeros, **kinds)
-            bound += np.abs(factor - exact_factor) * np.abs(x) + _FLOAT64_SLACK * np.abs(exact_factor * x)
-            bound += _HALF_ULP * np.abs(total.astype(np.float64)) + _HALF_SUBNORMAL
+            for block, (partial, x, off) in enumerate(zip(*found, strict=True), start=first):
+                scales = token_scales[..., block], weight_scales[..., block]
+                factor = _factor(*scales)
+                exact_factor = _by_column(*(each.astype(np.float64) for each in scales))
+                _promote(factor, partial, total)
+                exact += exact_factor * x
+                bound += np.abs(factor) * off
+                bound += np.abs(factor - exact_factor) * np.abs(x) + _FLOAT64_SLACK * np.abs(exact_factor * x)
+                bound += _HALF_ULP * np.abs(total.astype(np.float64)) + _HALF_SUBNORMAL
     bound[~(np.isfinite(total) & np.isfinite(exact) & np.isfinite(bound))] = np.inf
     return exact, bound
 
 
-def _blocks(
-    tokens: Bytes, token_scales: Floats, weights: Bytes, weight_scales: Floats
-) -> Iterator[tuple[Floats, Bytes, Bytes]]:
-    """For each 128 of K the factors [M, N] and the codes of both sides."""
-    for block in range(tokens.shape[1] // BLOCK):
-        part = slice(block * BLOCK, (block + 1) * BLOCK)
-        by_tile = multiply(token_scales[:, block, None], weight_scales[None, :, block])
-        factor = np.repeat(by_tile, WEIGHT_TILE.rows, axis=1)
-        yield factor, np.ascontiguousarray(tokens[:, part]), np.ascontiguousarray(weights[:, part])
+def _codes_by_block(tokens: Bytes, weights: Bytes) -> Iterator[tuple[int, Bytes, Bytes]]:
+    """The number of a block of K, and the codes of both sides from there on, [blocks, ..., rows, 128] each.
+
+    Products of many blocks at once cost little more than that of one, so as many come together as memory is meant for.
+    """
+    count, outputs = tokens.shape[-1] // BLOCK, tokens[..., 0].size * weights.shape[-2]
+    together = max(1, _OUTPUTS_AT_ONCE // max(1, outputs))
+    for first in range(0, count, together):
+        part = slice(first * BLOCK, min(first + together, count) * BLOCK)
+        yield first, _block_first(tokens[..., part]), _block_first(weights[..., part])
+
+
+def _block_first(codes: Bytes) -> Bytes:
+    """[K/128, ..., rows, 128] of codes [..., rows, K]."""
+    in_rows = codes.reshape(*codes.shape[:-1], codes.shape[-1] // BLOCK, BLOCK)
+    return np.ascontiguousarray(np.moveaxis(in_rows, -2, 0))
+
+
+def _partials(left: Bytes, right: Bytes, model: AccumulationModel) -> Floats:
+    """The tensor core's chains over 128 of K, from zero accumulators."""
+    zeros = np.zeros((*left.shape[:-1], right.shape[-2]), np.float32)
+    return tensor_core_mma(left, right, zeros, model=model, a_format=_FORMAT, b_format=_FORMAT)
+
+
+def _factor(token_scales: Floats, weight_scales: Floats) -> Floats:
+    """RN(token scale * weight scale) [..., M, N] of scales [..., M] and [..., N/128]."""
+    by_tile = multiply(token_scales[..., :, None], weight_scales[..., None, :])
+    return np.repeat(by_tile, WEIGHT_TILE.rows, axis=-1)
+
+
+def _by_column(token_scales: NDArray[np.float64], weight_scales: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The products [..., M, N] of scales [..., M] and [..., N/128], which float64 holds exactly."""
+    return token_scales[..., :, None] * np.repeat(weight_scales, WEIGHT_TILE.rows, axis=-1)[..., None, :]
 
 
 def _promote(factor: Floats, partial: Floats, total: Floats) -> None:

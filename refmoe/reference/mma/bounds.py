@@ -64,12 +64,11 @@ def running_bound(
     block = model.pair(a_format, b_format).block
     bound = np.empty(z.shape, np.float64)
     # Not more outputs at a time than fit the cache, term by term; NumPy's loops are over the columns.
-    width = min(z.shape[2], _COLUMNS_A_TILE)
-    height = max(1, _OUTPUTS_A_TILE // max(1, width))
-    for p, top, left in itertools.product(
-        range(z.shape[0]), range(0, z.shape[1], height), range(0, z.shape[2], max(1, width))
-    ):
-        product, rows, columns = slice(p, p + 1), slice(top, top + height), slice(left, left + width)
+    width = max(1, min(z.shape[2], _COLUMNS_A_TILE))
+    height = max(1, min(z.shape[1], _OUTPUTS_A_TILE // width))
+    deep = max(1, _OUTPUTS_A_TILE // (width * height))
+    for first, top, left in itertools.product(*map(range, (0, 0, 0), z.shape, (deep, height, width))):
+        product, rows, columns = slice(first, first + deep), slice(top, top + height), slice(left, left + width)
         with np.errstate(invalid="ignore", over="ignore", under="ignore"):
             bound[product, rows, columns] = _running(
                 x.part(product, rows), y.part(product, columns), z[product, rows, columns], model, block
@@ -267,11 +266,14 @@ def _add_whole_products(
     Sums of integers, in any order: none of them rounds.
     """
     a, b = chain.a.values[t], chain.b.values[t]
-    assert len(a) == 1, "the bound takes one product at a time"
-    units = units.reshape(a.shape[1], b.shape[1])
-    sums, cuts = native_cuts(a[0], b[0], units) or _cut_products(a[0], b[0], units)
-    total += sums.reshape(-1)
-    inexact += cuts.reshape(-1)
+    shape = a.shape[0], a.shape[1] * b.shape[1]
+    for x, y, in_units, of_total, of_cuts in zip(
+        a, b, *(each.reshape(shape) for each in (units, total, inexact)), strict=True
+    ):
+        place = in_units.reshape(x.shape[0], y.shape[0])
+        sums, cuts = native_cuts(x, y, place) or _cut_products(x, y, place)
+        of_total += sums.reshape(-1)
+        of_cuts += cuts.reshape(-1)
 
 
 def _cut_products(

@@ -312,19 +312,21 @@ def asked_for(monkeypatch):
     return native._asked_for
 
 
-def test_small_work_stays_with_numpy_and_big_work_does_not(asked_for, monkeypatch):
+@pytest.mark.parametrize(("loaded", "rows"), [(False, 64), (True, 8)])
+def test_small_work_stays_with_numpy_and_big_work_does_not(asked_for, monkeypatch, loaded, rows):
     calls = []
+    monkeypatch.setattr(native, "_loaded", lambda: loaded)
     from refmoe.reference.mma.native import product
 
     monkeypatch.setattr(product, "native_chain", lambda *operands: calls.append(operands) or native_chain(*operands))
     rng = np.random.default_rng(6)
-    a, b = near_codes(rng, "e4m3", (64, 2048), 3), near_codes(rng, "e4m3", (64, 2048), 3)
-    c = accumulators(rng, (64, 64), -10, 10)
+    a, b = near_codes(rng, "e4m3", (rows, 2048), 3), near_codes(rng, "e4m3", (rows, 2048), 3)
+    c = accumulators(rng, (rows, rows), -10, 10)
     results = [bits(tensor_core_mma(a, b, c, model="sm120", a_format="e4m3", b_format="e4m3")) for _ in range(9)]
-    # 2^23 multiplications each; loading pays from 2^26 on.
+    # 2^23 multiplications each, and loading pays from 2^26 on; of 2^17 each, from 2^20 on where the compiler is loaded.
     assert len(calls) == 2
     assert all((result == results[0]).all() for result in results)
-    assert asked_for == {("sm120", "e4m3", "e4m3", False): 9 << 23}
+    assert asked_for == {("sm120", "e4m3", "e4m3", False): 9 * rows * rows * 2048}
 
 
 def test_without_llvmlite_numpy_computes(asked_for, monkeypatch):

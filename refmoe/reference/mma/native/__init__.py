@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable
 from functools import cache
 from importlib.util import find_spec
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 # To load the compiler and a kernel takes what NumPy takes for about so many multiplications.
 _MULTIPLICATIONS_TO_LOAD = 1 << 26
+# And to load a kernel alone, where the executor has loaded the compiler.
+_MULTIPLICATIONS_TO_LOAD_A_KERNEL = 1 << 20
 # Of K, where blocks do not say it: steps of a chain of FMAs.
 _FMA_STEP = 16
 
@@ -61,7 +64,12 @@ def native_cuts(
 def _worth_loading(kind: Hashable, multiplications: int) -> bool:
     """Whether a process has asked for enough of a kind, this time included, and there is a compiler."""
     _asked_for[kind] = _asked_for.get(kind, 0) + multiplications
-    return _asked_for[kind] >= _MULTIPLICATIONS_TO_LOAD and _installed()
+    least = _MULTIPLICATIONS_TO_LOAD_A_KERNEL if _loaded() else _MULTIPLICATIONS_TO_LOAD
+    return _asked_for[kind] >= least and _installed()
+
+
+def _loaded() -> bool:
+    return "llvmlite.binding" in sys.modules
 
 
 @cache
