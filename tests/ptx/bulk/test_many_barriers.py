@@ -85,7 +85,7 @@ def test_a_grid_that_leaves_room_for_few_is_launched() -> None:
     # What is asked for at once is four times as many as there is room for.
     assert launch_in_a_large_grid(128) == 1007
     assert launch_in_a_large_grid(150, 3 << 18) == 1007
-    with pytest.raises(ptx.PtxError, match="more than 128 mbarriers of a cluster.* in a grid of 1048576 blocks"):
+    with pytest.raises(ptx.PtxError, match=r"more than 128 mbarriers of a cluster.* in a grid of 1048576 blocks"):
         launch_in_a_large_grid(129)
     assert launch_in_a_large_grid(129, checks=ptx.Checks(races=False)) == 1007
     # Without a warp more there is room for as many as a warp has lanes.
