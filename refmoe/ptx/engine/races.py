@@ -368,19 +368,20 @@ class RaceShadow:
 
     def _record_writes(self, frame: Frame, at: Array, who: Array, mine: Array) -> None:
         """Enter writes of granules `at`: what `refmoe.ptx.native.order` does for many."""
+        self.keep_weaker(frame, at, mine)
         for place, lane, record in zip(at.tolist(), who.tolist(), mine.tolist(), strict=True):
-            self.keep_weaker(frame, place, record)
             self._writes[place] = self._last(frame, lane, int(self._writes[place]), record)
 
-    def keep_weaker(self, frame: Frame, place: int, mine: int) -> None:
-        """A write takes the place of the last one of slot `place`, which is kept if it may race where `mine` does not.
-
-        What comes before a weak write comes before whatever comes after it.
-        """
-        previous, held = int(self._writes[place]), int(self.granules.weaker[place])
-        if previous and is_weaker(previous, mine):
-            both = previous if not (held and previous & int(STRENGTH)) else merge(held, previous, frame.machine.clocks)
-            self.granules.weaker[place] = both
+    def keep_weaker(self, frame: Frame, at: Array, mine: Array) -> None:
+        """Writes `mine` [n] take the place of the last ones of slots `at` [n], of which the weaker ones are kept."""
+        last, kept = self._writes[at], self.granules.weaker
+        weaker = np.flatnonzero((last != 0) & (last & STRENGTH < mine & STRENGTH))
+        if weaker.size:
+            places, records = at[weaker], last[weaker]
+            # What comes before a weak write comes before whatever comes after it.
+            for row in np.flatnonzero((kept[places] != 0) & (records & STRENGTH != 0)).tolist():
+                records[row] = merge(int(kept[places[row]]), int(records[row]), frame.machine.clocks)
+            kept[places] = records
 
     def before_write(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, words: Array

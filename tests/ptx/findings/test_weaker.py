@@ -206,3 +206,87 @@ def test_the_last_accesses_tell_what_all_of_them_tell(first: int) -> None:
         verdicts[seed] = [verdict(random_program(seed), mode) for mode in MODES]
     assert {seed: found for seed, found in verdicts.items() if len(set(found)) > 1} == {}
     assert {found[0] for found in verdicts.values()} >= {"race", "clean"}
+
+
+# Bulk copies that combine take the place of a plain write, too
+
+_TILE = ".shared .align 16 .b8 tile[16];"
+COMBINED = """
+    mov.u32 %r20, tile; setp.eq.u32 %p2, %r1, 0; setp.eq.u32 %p1, %r60, 0; mov.u32 %r3, 7;
+    @!%p1 bra other;
+    @!%p2 bra end;
+    {first}
+    st.shared.v4.u32 [%r20], {{%r3, %r3, %r3, %r3}};
+    fence.proxy.async;
+    cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%d1], [%r20], 16;
+    cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+    bra end;
+other:
+    @%p2 {third}
+end:
+    ret;
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("third", "kind"), [(LOAD, "write-read"), ("red.relaxed.gpu.global.add.u32 [%d1], 1;", "write-write")]
+)
+def test_a_copy_that_combines_takes_the_place_of_a_plain_write(third: str, kind: str, mode: str) -> None:
+    options = {"grid": (2, 1, 1), "declarations": _TILE, "target": "sm_90a"}
+    with looking(mode), unexplained():
+        run(COMBINED.format(first="", third=third), np.zeros(64, np.uint32), np.zeros(4, np.uint32), **options)
+        with pytest.raises(ptx.RaceError, match=f"^{kind} race on byte 0"):
+            run(COMBINED.format(first=PLAIN, third=third), np.zeros(64, np.uint32), np.zeros(4, np.uint32), **options)
+
+
+# Thread 0 of block 0 writes a word of its tile, and lets block 1 know, which adds to it: thread 32 of block 0 then reads.
+PEERS = """
+    mov.u32 %r20, tile; mov.u32 %r21, full; setp.eq.u32 %p1, %r60, 0; setp.eq.u32 %p2, %r1, 0; setp.eq.u32 %p3, %r1, 32;
+    mov.u32 %r3, 7; mov.u32 %r4, 1;
+    and.pred %p4, %p1, %p2; not.pred %p5, %p1; and.pred %p5, %p5, %p2; and.pred %p6, %p1, %p3;
+    @%p4 mbarrier.init.shared.b64 [%r21], 1;
+    @%p4 fence.mbarrier_init.release.cluster;
+    @%p5 st.shared.v4.u32 [%r20], {{%r4, %r4, %r4, %r4}};
+    {early}
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    @%p4 mbarrier.arrive.expect_tx.shared.b64 %d5, [%r21], 16;
+    {late}
+    @!%p4 bra peer;
+    fence.proxy.async;
+    st.release.cluster.global.u32 [%d1], %r3;
+peer:
+    @!%p5 bra reader;
+wait:
+    ld.acquire.cluster.global.u32 %r5, [%d1]; setp.ne.u32 %p7, %r5, 7; @%p7 bra wait;
+    fence.proxy.async;
+    mapa.shared::cluster.u32 %r22, %r20, 0; mapa.shared::cluster.u32 %r23, %r21, 0;
+    cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32 [%r22], [%r20], 16, [%r23];
+reader:
+    // Turns that say nothing: whoever looks before the copy is issued sees the plain store itself.
+    @!%p6 bra end;
+    mov.u32 %r8, 0;
+turns:
+    ld.relaxed.gpu.global.u32 %r6, [%d1+8]; add.u32 %r8, %r8, 1; setp.lt.u32 %p7, %r8, 30; @%p7 bra turns;
+    ld.relaxed.cluster.shared.u32 %r7, [%r20];
+end:
+    @!%p1 bra out;
+tried:
+    mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p7, [%r21], 0; @!%p7 bra tried;
+out:
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    ret;
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_copy_that_adds_to_a_peer_takes_the_place_of_a_plain_write(mode: str) -> None:
+    store = "@%p4 st.shared.v4.u32 [%r20], {%r3, %r3, %r3, %r3};"
+    options = {
+        "grid": (2, 1, 1), "block": (64, 1, 1), "target": "sm_90a", "directives": ".reqnctapercluster 2",
+        "declarations": ".shared .align 16 .b8 tile[16]; .shared .align 8 .b64 full;",
+    }  # fmt: skip
+    with looking(mode), unexplained():
+        run(PEERS.format(early=store, late=""), np.zeros(128, np.uint32), np.zeros(4, np.uint32), **options)
+        with pytest.raises(ptx.RaceError, match="^write-read race on byte 0 of shared memory"):
+            run(PEERS.format(early=store, late=store), np.zeros(128, np.uint32), np.zeros(4, np.uint32), **options)

@@ -130,7 +130,12 @@ class BulkShadow(RaceShadow):
             one, other = order[overlaps[0]], order[overlaps[0] + 1]
             record = pending_records(frame, lanes[one : one + 1])[0]
             self._report(frame, access, region, int(first[other]), lanes[other], record, "write-write")
-        self._set_writes(first, span, agent_records(frame, lanes, own) + (np.int64(_PENDING_BITS) | flags))
+        records = agent_records(frame, lanes, own) + (np.int64(_PENDING_BITS) | flags)
+        if flags & STRENGTH:
+            for row, slots in self.granules.ranges(first, span):
+                at = np.arange(slots.start, slots.stop)
+                self.keep_weaker(frame, at, np.full(len(at), records[row]))
+        self._set_writes(first, span, records)
 
     def filled(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array, flags: np.int64 = WEAK) -> None:
         """Those copies have landed."""
@@ -486,6 +491,7 @@ def _combine(frame: Frame, shadow: RaceShadow, at: Array, who: Array, pending: A
         # One after another: copies of one instruction may meet.
         mine = np.flatnonzero(who == lane)
         slots = at[mine]
+        shadow.keep_weaker(frame, slots, pending[mine])
         previous = np.where(shadow._writes[slots] & STRENGTH != 0, shadow._writes[slots], 0)
         shadow._writes[slots] = shadow.combined.with_each(previous, pending[mine], who[mine], shadow.ordering(frame))
 
