@@ -240,7 +240,7 @@ def test_a_copy_that_combines_takes_the_place_of_a_plain_write(third: str, kind:
             run(COMBINED.format(first=PLAIN, third=third), np.zeros(64, np.uint32), np.zeros(4, np.uint32), **options)
 
 
-# Thread 0 of block 0 writes a word of its tile, and lets block 1 know, which adds to it: thread 32 of block 0 then reads.
+# Thread 0 of block 0 writes its tile, and lets block 1 know, which adds to it: thread 32 of block 0 then reads.
 PEERS = """
     mov.u32 %r20, tile; mov.u32 %r21, full; setp.eq.u32 %p1, %r60, 0; setp.eq.u32 %p2, %r1, 0; setp.eq.u32 %p3, %r1, 32;
     mov.u32 %r3, 7; mov.u32 %r4, 1;
@@ -288,5 +288,5 @@ def test_a_copy_that_adds_to_a_peer_takes_the_place_of_a_plain_write(mode: str) 
     }  # fmt: skip
     with looking(mode), unexplained():
         run(PEERS.format(early=store, late=""), np.zeros(128, np.uint32), np.zeros(4, np.uint32), **options)
-        with pytest.raises(ptx.RaceError, match="^write-read race on byte 0 of shared memory"):
+        with pytest.raises(ptx.RaceError, match=r"^write-read race on byte 0 of shared memory"):
             run(PEERS.format(early=store, late=store), np.zeros(128, np.uint32), np.zeros(4, np.uint32), **options)

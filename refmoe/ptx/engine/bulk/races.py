@@ -132,9 +132,9 @@ class BulkShadow(RaceShadow):
             self._report(frame, access, region, int(first[other]), lanes[other], record, "write-write")
         records = agent_records(frame, lanes, own) + (np.int64(_PENDING_BITS) | flags)
         if flags & STRENGTH:
-            for row, slots in self.granules.ranges(first, span):
+            for number, slots in self.granules.ranges(first, span):
                 at = np.arange(slots.start, slots.stop)
-                self.keep_weaker(frame, at, np.full(len(at), records[row]))
+                self.keep_weaker(frame, at, np.full(len(at), records[number]))
         self._set_writes(first, span, records)
 
     def filled(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array, flags: np.int64 = WEAK) -> None:
