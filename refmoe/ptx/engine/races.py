@@ -452,7 +452,15 @@ class RaceShadow:
         if alone and self._in_order(frame, order.functions().writes, region, index, lanes, access, flags):
             return
         at, who = self._refuse_write(frame, access, region, index, lanes, access.width, flags)
-        self._record_writes(frame, at, who, self._mine(frame, who, flags))
+        mine = self._mine(frame, who, flags)
+        if flags & ASYNCHRONOUS and not flags & STRENGTH:
+            # Copies of one step into one place come in any order.
+            sorted_at = np.argsort(at, kind="stable")
+            for row in np.flatnonzero(at[sorted_at[1:]] == at[sorted_at[:-1]])[:1].tolist():
+                one, other = sorted_at[row], sorted_at[row + 1]
+                offset = self.granules.byte(int(at[other]))
+                self._report(frame, access, region, offset, who[other], mine[one], "write-write")
+        self._record_writes(frame, at, who, mine)
 
     def _refuse_write(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, width: int, flags: np.int64

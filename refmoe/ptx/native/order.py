@@ -6,7 +6,7 @@
 
 Lane `who[i]` of the machine reads or writes `width` bytes from byte `index[i]` on, int64 [count] both; `flags` go into
 its record, see `refmoe.ptx.state.records`. If nothing is wrong the accesses are recorded. Otherwise no record has
-changed. `row` is the region's, see `Row`.
+changed, unless copies of one step are into one place. `row` is the region's, see `Row`.
 `follows` records nothing: what lane `who[i]` does must come after the access of `records[i]`, int64 [count].
 
 A record that would push another one out that is not ordered before it stands for both threads from then on, see
@@ -520,6 +520,8 @@ def _writes(module: Any, ordered: Any, merge: Any) -> None:
                 code.when((left & (_bit(code, column + 1) >> 1)).differs(0)),
             ):
                 of.refuse_column(reads + column * stride, access)
+    copies = (of.flags & _ASYNCHRONOUS).differs(0) & (of.flags & _STRENGTH).equals(0)
+    status = code.variable(I32, OrderStatus.DONE)
     with of.accesses() as access:
         lane = access.lane
         code.store(code.load(I64, access.used, align=8) | 1, access.used, align=8)
@@ -537,5 +539,8 @@ def _writes(module: Any, ordered: Any, merge: Any) -> None:
                 with code.when(held.differs(0) & (previous & _STRENGTH).differs(0)):
                     both.set(code.call(merge, of.context, held, previous))
                 code.store(both.get(), kept, align=8)
+            same_step = ((previous ^ (of.base + lane)) >> records.STEP_SHIFT).equals(0)
+            with code.when(copies & same_step & ((previous ^ (of.base + lane)) & _THREAD).differs(0)):
+                status.set(code.constant(I32, OrderStatus.WRONG))
             code.store(of.replaced(previous, lane, by_read=False), place, align=8)
-    code.done(code.constant(I32, OrderStatus.DONE))
+    code.done(status.get())

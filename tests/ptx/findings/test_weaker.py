@@ -290,3 +290,29 @@ def test_a_copy_that_adds_to_a_peer_takes_the_place_of_a_plain_write(mode: str) 
         run(PEERS.format(early=store, late=""), np.zeros(128, np.uint32), np.zeros(4, np.uint32), **options)
         with pytest.raises(ptx.RaceError, match=r"^write-read race on byte 0 of shared memory"):
             run(PEERS.format(early=store, late=store), np.zeros(128, np.uint32), np.zeros(4, np.uint32), **options)
+
+
+# Copies of one step, which nothing orders
+
+COPIES = """
+    mov.u32 %r3, cell; and.b32 %r4, %r1, {mask}; mad.lo.u32 %r4, %r4, 4, %r3; mul.wide.u32 %d4, %r1, {source};
+    add.s64 %d4, %d4, %d1;
+    cp.async.ca.shared.global [%r4], [%d4], 4;
+    cp.async.wait_all;
+    ret;
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("threads", "mask", "source"),
+    [(32, 15, 4), (32, 0, 0), (64, 31, 4), (64, 31, 0)],
+    ids=["lanes of a warp", "lanes, the same bytes", "warps", "warps, the same bytes"],
+)
+def test_copies_into_one_place_race_though_nobody_reads_it(threads: int, mask: int, source: int, mode: str) -> None:
+    options = {"block": (threads, 1, 1), "declarations": ".shared .align 4 .b8 cell[256];"}
+    given = np.zeros(64, np.uint32)
+    with looking(mode), unexplained():
+        run(COPIES.format(mask=63, source=source), np.zeros(64, np.uint32), given, **options)
+        with pytest.raises(ptx.RaceError, match=r"^write-write race .* asynchronous copy"):
+            run(COPIES.format(mask=mask, source=source), np.zeros(64, np.uint32), given, **options)

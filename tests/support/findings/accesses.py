@@ -14,6 +14,8 @@ from support.ptx_kernel import text
 
 from refmoe import ptx
 from refmoe.ptx import launcher
+from refmoe.ptx.engine import machine
+from refmoe.ptx.engine.bulk.exact import ExactBulkShadow
 from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.races import RaceShadow
 from refmoe.ptx.findings import unexplained
@@ -114,6 +116,8 @@ def looking(mode: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patches:
         if mode == "exact":
             patches.setattr(launcher, "RaceShadow", ExactShadow)
+            patches.setattr(machine, "RaceShadow", ExactShadow)
+            patches.setattr(machine, "BulkShadow", ExactBulkShadow)
         elif mode == "python":
             patches.setattr(RaceShadow, "_in_order", _is_not_known)
         yield
