@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.findings.accesses import verdict
+from support.findings.transfers import random_transfers
 from support.ptx_kernel import run
 
 from refmoe import ptx
@@ -102,3 +104,54 @@ def test_a_wait_orders_the_groups_that_it_is_for(
         return
     with pytest.raises(ptx.RaceError, match=f"write-read race on byte {byte}"):
         launch(lanes, meets=MEET + reads)
+
+
+@pytest.mark.parametrize("first", range(0, 160, 40))
+def test_transfers_race_as_their_graph_says(first: int) -> None:
+    wrong, found = [], set()
+    for seed in range(first, first + 40):
+        program, races = random_transfers(seed)
+        said = verdict(program, "native")
+        found.add((races, said))
+        if (said != "clean") != races:
+            wrong.append((seed, races, said))
+    assert wrong == []
+    assert {(True, "race"), (False, "clean")} <= found
+
+
+# What cp.async has brought is copied out in bulk by another warp
+
+COPIED_OUT = """
+    mov.u32 %r3, cell; mov.u32 %r8, full; and.b32 %r9, %r1, 31; setp.eq.u32 %p0, %r1, 0; setp.eq.u32 %p1, %r1, 32;
+    @%p0 mbarrier.init.shared.b64 [%r8], 32;
+    bar.sync 0;
+    setp.ge.u32 %p6, %r1, 32;
+    @%p6 bra copies;
+    mad.lo.u32 %r4, %r9, 4, %r3;
+    cp.async.ca.shared.global [%r4], [%d1], 4;
+    {arrive}
+    bra end;
+copies:
+    mbarrier.try_wait.parity.shared.b64 %p7, [%r8], 0;
+    @!%p7 bra copies;
+    {fence}
+    @%p1 cp.async.bulk.global.shared::cta.bulk_group [%d0], [%r3], 128;
+    @%p1 cp.async.bulk.commit_group;
+    @%p1 cp.async.bulk.wait_group 0;
+end:
+    cp.async.wait_all;
+    ret;
+"""
+
+
+@pytest.mark.parametrize("arrive", [COUNTED, ALL + ARRIVE], ids=["counted", "waited for"])
+def test_a_bulk_copy_of_what_copies_brought_needs_a_proxy_fence(arrive: str) -> None:
+    out, given = np.zeros(64, np.uint32), np.arange(64, dtype=np.uint32) + 5
+    options = {
+        "block": (64, 1, 1), "target": "sm_90a",
+        "declarations": ".shared .align 16 .b8 cell[128]; .shared .align 8 .b64 full;",
+    }  # fmt: skip
+    run(COPIED_OUT.format(arrive=arrive, fence="fence.proxy.async;"), out, given, **options)
+    assert out[:32].tolist() == [5] * 32
+    with unexplained(), pytest.raises(ptx.RaceError, match=r"^proxy race on byte 0 of shared memory"):
+        run(COPIED_OUT.format(arrive=arrive, fence=""), out, given, **options)

@@ -22,6 +22,8 @@ from refmoe.ptx.findings import unexplained
 
 #: How races are looked for: by the last accesses, in native code or in Python, or by all of them.
 MODES = ("native", "python", "exact")
+# Bytes of copies that are under way would be another error.
+_CHECKS = ptx.Checks(uninitialised=False, undefined=False)
 _WIDTHS = {"words": (4,), "widths": (1, 2, 4, 4, 8, 8), "plain": (1, 4, 8)}
 _BYTES = 16
 _READ = {1: "%h1", 2: "%h1", 4: "%r20", 8: "%d10"}
@@ -131,7 +133,13 @@ def verdict(program: Program, mode: str) -> str:
     try:
         with unexplained(), looking(mode):
             result = ptx.launch(
-                module, "k", (program.blocks, 1, 1), (32 * program.warps, 1, 1), [out, source, 0], cluster=cluster
+                module,
+                "k",
+                (program.blocks, 1, 1),
+                (32 * program.warps, 1, 1),
+                [out, source, 0],
+                cluster=cluster,
+                checks=_CHECKS,
             )
     except ptx.RaceError:
         return "race"

@@ -339,12 +339,14 @@ def refuse_unfenced(
         at, who, previous = shadow.every_write(at, who)
     else:
         previous = shadow.written(at)
-    plain = (previous != 0) & (previous & (BULK | ASYNCHRONOUS) == 0) & ~_copied(shadow, frame, previous, who, flags)
+    plain = (previous != 0) & (previous & BULK == 0) & ~_copied(shadow, frame, previous, who, flags)
     at, who, previous = at[plain], who[plain], previous[plain]
     bad = np.flatnonzero(~fenced(who, previous))
     if bad.size:
         mine = shadow._mine(frame, who, np.int64(0))
-        milder = np.isin(previous[bad] >> STEP_SHIFT, list(shadow.delivered) if multiplies else [])
+        # What a barrier has counted has the record of its copy, and what its own lane has waited for that of the wait.
+        milder = np.isin(previous[bad] >> STEP_SHIFT, list(shadow.delivered)) | (previous[bad] & ASYNCHRONOUS != 0)
+        milder &= multiplies
         for chosen, warning in ((bad[~milder], ""), (bad[milder], "copied operand")):
             if chosen.size:
                 shadow._report_granules(
