@@ -406,8 +406,8 @@ def _run(
     size, shape = _triple("grid", grid), _triple("block", block)
     filled = -(-math.prod(shape) // 32)
     plan = _grid(module, code, size, cluster)
-    warps = repeats.warps(filled, plan.cluster_blocks)
-    _check_shape(module, code, size, shape, warps)
+    _check_shape(module, code, size, shape, filled)
+    warps = repeats.warps(filled, plan)
     plan = replace(plan, order=schedule.block_order(math.prod(plan.clusters)))
     ranges = plan.ranges(blocks)
     shared, reserved = code.layout.shared_bytes, code.layout.reserved_bytes

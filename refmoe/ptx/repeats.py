@@ -12,13 +12,14 @@ import re
 from collections.abc import Callable
 from functools import cache
 
-from refmoe.ptx.engine.bulk.agents import MoreAgents
+from refmoe.ptx.engine.bulk.agents import MoreAgents, most_agents
 from refmoe.ptx.engine.code import FOLLOWING, FOLLOWING_APART, Code, View
 from refmoe.ptx.engine.lanes import Checks
 from refmoe.ptx.engine.order.racing_reads import RacedWith, RacingReads, ReadsFound, is_followed
 from refmoe.ptx.engine.slow import Suspected
 from refmoe.ptx.engine.undefined.follower import Following, Place
 from refmoe.ptx.errors import Deadlock, MemoryFault, RaceError, UnknownOpcode, WarpError
+from refmoe.ptx.grid import Grid
 from refmoe.ptx.program.registers import results_and_uses
 from refmoe.ptx.program.unwritten import instructions_of
 from refmoe.ptx.text.memory_ops import memory_opcode
@@ -77,9 +78,11 @@ class Repeats:
         self._begins: tuple[Place, ...] = ()
         self._first: MemoryFault | None = None
 
-    def warps(self, living: int, blocks: int) -> int:
-        """Of each block of the next run, of which `living` have lanes; a cluster has so many blocks."""
-        return max(living, -(-self.agents // (32 * blocks)) if self._code().has_bulk else 0)
+    def warps(self, living: int, grid: Grid) -> int:
+        """Of each block of the next run, of which `living` have lanes."""
+        if not (self._checks.races and self._code().has_bulk):
+            return living
+        return max(living, -(-min(self.agents, most_agents(grid)) // (32 * grid.cluster_blocks)))
 
     def following(self) -> Following | None:
         """What the next run knows of undefined values at its start."""

@@ -11,6 +11,7 @@ for waits that changes nothing.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +31,8 @@ from refmoe.ptx.text.syntax import Instruction
 Array = Any
 # Bytes of the least that native code copies.
 _WORD = 4
+# Issues of copies that a barrier counted of which each is kept.
+_MOST_COUNTED = 64
 
 
 @dataclass
@@ -104,6 +107,45 @@ def split(flights: list[F], chosen: Callable[[F], Array]) -> tuple[list[F], list
     return taken, left
 
 
+class _Counted:
+    """Copies that a barrier counted: their accesses come before what their lanes do once these have waited for them.
+
+    Of the last issues each is kept. Earlier ones count as one of the latest group among them.
+
+    Args:
+        lanes: of the machine.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+        self._last: deque[tuple[Array, Array, int]] = deque()
+        # (latest group, last step), int64 [lanes] both.
+        self._earlier: tuple[Array, Array] | None = None
+
+    def append(self, lanes: Array, groups: Array, step: int) -> None:
+        """Copies of `lanes` [n], in their groups [n], were issued at a step."""
+        self._last.append((lanes, groups, step))
+        if len(self._last) > _MOST_COUNTED:
+            lanes, groups, step = self._last.popleft()
+            if self._earlier is None:
+                self._earlier = np.zeros(self._lanes, np.int64), np.zeros(self._lanes, np.int64)
+            latest, steps = self._earlier
+            latest[lanes] = np.maximum(latest[lanes], groups)
+            steps[lanes] = np.maximum(steps[lanes], step)
+
+    def before(self, limit: Array) -> Array:
+        """The step of the last of each lane in a group before `limit` [lanes], int64 [lanes]; 0 for none."""
+        if self._earlier is None:
+            found = np.zeros(self._lanes, np.int64)
+        else:
+            latest, steps = self._earlier
+            found = np.where(latest < limit, steps, 0)
+        for lanes, groups, step in self._last:
+            done = lanes[groups < limit[lanes]]
+            found[done] = np.maximum(found[done], step)
+        return found
+
+
 class Copies:
     """The copies of some CTAs that have not landed."""
 
@@ -111,6 +153,7 @@ class Copies:
         self.machine = machine
         self.issued = 0
         self._flights: list[Flight] = []
+        self._counted = _Counted(machine.lanes)
         self._addresses: dict[int, tuple[Array, Array | None, tuple[int, int | None]]] = {}
 
     @cached_property
@@ -119,9 +162,15 @@ class Copies:
         return np.zeros(self.machine.lanes, np.int64)
 
     @cached_property
-    def _announced(self) -> Array:
-        """int64 [lanes], issue of the last copy of each lane that landed because a barrier needed it."""
+    def _arriving(self) -> Array:
+        """int64 [lanes], before which number an arrival at a barrier waits for what each lane has issued."""
         return np.zeros(self.machine.lanes, np.int64)
+
+    def arrive(self, lanes: Array) -> None:
+        """A barrier counts an arrival of `lanes` [n] once what they have issued so far has landed."""
+        self._arriving[lanes] = self.issued
+        # What is issued from now on is of another step.
+        self.machine.tick(self.machine.launch.clock + 1)
 
     def add(self, frame: Frame, flight: Flight) -> None:
         """A copy is issued."""
@@ -152,14 +201,18 @@ class Copies:
         if landed:
             # No store is of the same step, see `RaceShadow.delivered`.
             self.machine.tick(self.machine.launch.clock + 1)
+        # Whoever comes after the barrier comes after these copies, and not after the wait.
+        arriving, landed = split(landed, lambda flight: flight.number < self._arriving[flight.lanes])
+        for flight in arriving:
+            self._counted.append(flight.lanes, flight.groups, flight.step)
         for flight in landed:
             shadow.waited(frame, flight.work.target, flight.target, flight.lanes)
             if flight.source is not None and flight.source.shadow is not None:
                 access, index, who = flight.work.reading(flight.size, flight.index, flight.lanes)
                 shadow_of(flight.source).waited(frame, access, index, who)
-        announced = self._announced[lanes]
-        if announced.any():
-            clocks.copies_seen(lanes, announced, self.machine.alive)
+        steps = self._counted.before(limit)[lanes]
+        if steps.any():
+            clocks.copies_seen(lanes, steps, self.machine.alive)
 
     def announce(self, frame: Frame, before: Array) -> None:
         """A barrier needs what each lane issued before number `before` [lanes of the machine]."""
@@ -170,7 +223,7 @@ class Copies:
         # Flights are in the order of their numbers.
         self._flights = left + self._flights[len(due) :]
         for flight in self._in_any_order(landed):
-            self._announced[flight.lanes] = np.maximum(self._announced[flight.lanes], flight.step)
+            self._counted.append(flight.lanes, flight.groups, flight.step)
             self._land(frame, flight)
 
     def _in_any_order(self, flights: list[Flight]) -> list[Flight]:
@@ -330,7 +383,11 @@ class CopyCommit:
     def __call__(self, frame: Frame, guard: Array | None) -> None:
         """Close the group of each lane."""
         _, lanes, _ = frame.select(np.uint64(0), guard)
-        frame.machine.part(Copies).group[lanes] += 1
+        machine = frame.machine
+        machine.part(Copies).group[lanes] += 1
+        if machine.clocks is not None and machine.clocks.by_lane:
+            # Who has waited for the group knows its copies by their step, and none of the next one.
+            machine.tick(machine.launch.clock + 1)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ lie in *slot*
 
     4096 p + ((b mod 4096) >> s)
 
-of each column: one column of last writes, and some of last reads. So records never move to another page's room, and a
+of each column: one column of last writes, some of last reads, and one of the writes that a stronger one took the place
+of. So records never move to another page's room, and a
 page whose granules split keeps what it knows: each part of a granule gets the records of the whole.
 """
 
@@ -40,20 +41,23 @@ class Granules:
         states: int64 [pages], one more than the binary logarithm of the bytes of a granule; 0 for a page that nobody
             accessed.
         used: int64 [pages], a bit for each column in which a page may have records; the others need not be read.
-        steps: int64 [pages, columns], the last step of the records of reads in a page, of each column. It is
+        steps: int64 [pages, columns + 1], the last step of the records in a page, of each column but the first. It is
             `UNKNOWN_STEP` where it is not known, or a record may be of another warp's access.
-        records: int64 [1 + columns, size].
+        records: int64 [columns + 2, size].
         writes: the first column.
-        reads: the others.
+        others: all but the first, what a write has to come after besides the last one.
+        reads: the columns between the first and the last.
+        weaker: the last column, of the last write that a stronger one took the place of.
     """
 
     def __init__(self, size: int, columns: int) -> None:
         self.size = size
         self.states = untouched((-(-size // PAGE),), np.int64)
         self.used = untouched((-(-size // PAGE),), np.int64)
-        self.steps = untouched((-(-size // PAGE), columns), np.int64)
-        self.records = untouched((1 + columns, size), np.int64)
-        self.writes, self.reads = self.records[0], self.records[1:]
+        self.steps = untouched((-(-size // PAGE), columns + 1), np.int64)
+        self.records = untouched((columns + 2, size), np.int64)
+        self.writes, self.others = self.records[0], self.records[1:]
+        self.reads, self.weaker = self.others[:-1], self.others[-1]
 
     def release(self) -> None:
         """Give memory back: nobody asks any more who accessed what."""
@@ -69,8 +73,8 @@ class Granules:
         """Write into a region's row where the records lie, see `Row`."""
         row[Row.PAGE_STATES], row[Row.PAGE_COLUMNS] = self.states.ctypes.data, self.used.ctypes.data
         row[Row.PAGE_STEPS] = self.steps.ctypes.data
-        row[Row.WRITES], row[Row.READS] = self.writes.ctypes.data, self.reads.ctypes.data
-        row[Row.COLUMNS], row[Row.COLUMN_BYTES] = len(self.reads), self.records.strides[0]
+        row[Row.WRITES], row[Row.READS] = self.writes.ctypes.data, self.others.ctypes.data
+        row[Row.COLUMNS], row[Row.COLUMN_BYTES] = len(self.others), self.records.strides[0]
 
     def cover(self, index: Array, width: int) -> tuple[Array, Array | None]:
         """Slots of accesses of `width` bytes at byte `index` [n], one after another, and whose they are.
@@ -176,7 +180,7 @@ class Granules:
             begin, shift = page << PAGE_SHIFT, int(self.states[page]) - 1
             held = self.records[:, begin : begin + (min(PAGE, self.size - begin) >> shift)] != 0
             bytes_ = np.zeros((2, PAGE), np.bool_)
-            bytes_[:, : held.shape[1] << shift] = np.repeat([held[0], held[1:].any(axis=0)], 1 << shift, axis=1)
+            bytes_[:, : held.shape[1] << shift] = np.repeat([held[0], held[1:-1].any(axis=0)], 1 << shift, axis=1)
             yield page, bytes_[0], bytes_[1]
 
     @property

@@ -314,7 +314,9 @@ class Mbarriers(MbarrierTable):
         np.add.at(self.announced, ids, 1)
         machine = self.machine
         machine.tracer.mbarrier("announce", work.access.instruction, lanes, ids, 1)
-        self._arrivals.append(_Arrival(machine.part(Copies).issued, machine.launch.clock, lanes, ids))
+        copies = machine.part(Copies)
+        self._arrivals.append(_Arrival(copies.issued, machine.launch.clock, lanes, ids))
+        copies.arrive(lanes)
         machine.progress()
         self._settle(frame, ids, work.access.instruction, "")
         if machine.lands_at_once():

@@ -26,6 +26,7 @@ from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.combined import Combined
 from refmoe.ptx.engine.order.polls import Poll
 from refmoe.ptx.engine.order.witness import RaceWitness
+from refmoe.ptx.engine.order.wording import sentence
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.native import order
 from refmoe.ptx.native.context import Row
@@ -147,7 +148,7 @@ class RaceShadow:
         self.readers = readers
         self.granules = Granules(size, columns or readers or _LAST_READERS)
         self._writes, self._reads = self.granules.writes, self.granules.reads
-        # Of bytes that were accessed strongly: one more than the binary logarithm of the width of each scalar.
+        # Of bytes that were accessed strongly, the widths of each scalar: bit n is set for 2^n bytes.
         self._widths: Array | None = None
         self.witness: RaceWitness | None = None
         self.maps: Rewriting | None = None
@@ -197,16 +198,16 @@ class RaceShadow:
         return lanes + np.int64(base + int(flags))
 
     def _flags(self, access: Accessing, index: Array) -> np.int64:
-        """Those of an access: a strong one that only overlaps another strong one is weak."""
+        """Those of an access: a strong one of bytes that others accessed strongly in other widths is weak."""
         if not access.strength:
             return WEAK
         if self._widths is None:
             self._widths = untouched((self.granules.size,), np.uint8)
-        code = access.unit.bit_length()
         places = index[:, None] + np.arange(access.width)
-        held = self._widths[places]
-        overlaps = bool(((held != 0) & (held != code)).any())
-        self._widths[places] = code
+        held = self._widths[places] | np.uint8(access.unit)
+        self._widths[places] = held
+        # An access of one width may race with one before the last, which was of another.
+        overlaps = bool((held != access.unit).any())
         return WEAK if overlaps else np.int64(access.strength << STRENGTH_SHIFT)
 
     def _in_order(
@@ -273,9 +274,11 @@ class RaceShadow:
         at, who = self._cover(index, lanes, access.width)
         mine = self._mine(frame, who, flags)
         previous = self.written(at)
-        bad = self._conflicts(frame, who, previous, mine)
-        if bad.size:
-            self._report_granules(frame, access, region, at, who, mine, bad, previous[bad], "write-read")
+        # A strong read need not come after the strong write that took the place of a weaker one.
+        for records in (previous, self.granules.weaker[at]) if flags & STRENGTH else (previous,):
+            bad = self._conflicts(frame, who, records, mine)
+            if bad.size:
+                self._report_granules(frame, access, region, at, who, mine, bad, records[bad], "write-read")
         if not access.coherent:
             stale = np.flatnonzero(previous)
             if stale.size:
@@ -341,8 +344,8 @@ class RaceShadow:
         other = (previous ^ mine) & int(THREAD) or previous & int(SEVERAL | _AGENTS)
         if other and not self._ordered(frame, lane, previous):
             return merge(previous, mine, frame.machine.clocks)
-        if (by_read or not other) and is_weaker(previous, mine):
-            # A write that does not race with the strong access may race with the weak one before it.
+        if by_read and is_weaker(previous, mine):
+            # A write that does not race with the strong read may race with the weak one before it.
             return merge(previous, mine, frame.machine.clocks)
         return mine
 
@@ -351,6 +354,9 @@ class RaceShadow:
         previous = self.written(at)
         bad = self._conflicts(frame, who, previous, mine)
         found = [(bad, previous[bad], "write-write")]
+        previous = self.granules.weaker[at]
+        bad = self._conflicts(frame, who, previous, mine)
+        found.append((bad, previous[bad], "write-write"))
         previous = self._reads[:, at]
         columns, rows = np.nonzero(previous)
         if rows.size:
@@ -362,14 +368,20 @@ class RaceShadow:
 
     def _record_writes(self, frame: Frame, at: Array, who: Array, mine: Array) -> None:
         """Enter writes of granules `at`: what `refmoe.ptx.native.order` does for many."""
+        self.keep_weaker(frame, at, mine)
         for place, lane, record in zip(at.tolist(), who.tolist(), mine.tolist(), strict=True):
-            previous = int(self._writes[place])
-            if previous and previous & int(STRENGTH) < record & int(STRENGTH):
-                column = (lane >> 5) % self.readers if self.readers else 0
-                held = int(self._reads[column, place])
-                both = merge(held, previous, frame.machine.clocks) if held else previous
-                self._reads[column, place] = both
-            self._writes[place] = self._last(frame, lane, previous, record)
+            self._writes[place] = self._last(frame, lane, int(self._writes[place]), record)
+
+    def keep_weaker(self, frame: Frame, at: Array, mine: Array) -> None:
+        """Writes `mine` [n] take the place of the last ones of slots `at` [n], of which the weaker ones are kept."""
+        last, kept = self._writes[at], self.granules.weaker
+        weaker = np.flatnonzero((last != 0) & (last & STRENGTH < mine & STRENGTH))
+        if weaker.size:
+            places, records = at[weaker], last[weaker]
+            # What comes before a weak write comes before whatever comes after it.
+            for row in np.flatnonzero((kept[places] != 0) & (records & STRENGTH != 0)).tolist():
+                records[row] = merge(int(kept[places[row]]), int(records[row]), frame.machine.clocks)
+            kept[places] = records
 
     def before_write(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, words: Array
@@ -440,7 +452,15 @@ class RaceShadow:
         if alone and self._in_order(frame, order.functions().writes, region, index, lanes, access, flags):
             return
         at, who = self._refuse_write(frame, access, region, index, lanes, access.width, flags)
-        self._record_writes(frame, at, who, self._mine(frame, who, flags))
+        mine = self._mine(frame, who, flags)
+        if flags & ASYNCHRONOUS and not flags & STRENGTH:
+            # Copies of one step into one place come in any order.
+            sorted_at = np.argsort(at, kind="stable")
+            for row in np.flatnonzero(at[sorted_at[1:]] == at[sorted_at[:-1]])[:1].tolist():
+                one, other = sorted_at[row], sorted_at[row + 1]
+                offset = self.granules.byte(int(at[other]))
+                self._report(frame, access, region, offset, who[other], mine[one], "write-write")
+        self._record_writes(frame, at, who, mine)
 
     def _refuse_write(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, width: int, flags: np.int64
@@ -594,8 +614,7 @@ class RaceShadow:
         poll = None if warning else self._poll(frame, access, int(lane), record, mine, kind)
         if poll is not None:
             warning = "missing acquire"
-        verb, missing = _SENTENCES[kind]
-        verb, missing = _MILDER_VERBS.get(warning, verb), _MILDER.get(warning, missing)
+        verb, missing = sentence(kind, warning)
         whom = f"several threads, thread {other_thread} among them," if several else f"thread {other_thread}"
         if record & ~int(THREAD | SEVERAL) == never(0):
             whom = f"a non-coherent load (ld.global.nc) by {whom}"
@@ -625,11 +644,15 @@ class RaceShadow:
         self.found(machine, error, byte, int(lane), width)
 
     def found(self, machine: Lanes, error: RaceError, byte: int, lane: int, width: int = 1) -> None:
-        """Raise an error, or keep what is but a warning; a witness goes on behind both."""
+        """Raise an error, or keep what is but a warning; a witness goes on behind both.
+
+        A warning that is but suspected is raised too, so that a launch that keeps every access says whether it is one.
+        """
         if self.witness is not None:
             ordered = partial(_ordered_before, machine, lane)
             self.witness.met(error, byte, lane + machine.first_thread, width, ordered)
-        if error.warning and not machine.checks.strict:
+        milder = error.warning and not machine.checks.strict
+        if milder and (self.witness is not None or error.certain or error.cause in machine.launch.warnings):
             machine.launch.warn(error)
         elif self.witness is None:
             raise error
@@ -661,35 +684,6 @@ def _ordered_before(machine: Lanes, lane: int, records: list[int]) -> list[bool]
 
 def _axes(place: Any) -> tuple[Any, ...]:
     return place if isinstance(place, tuple) else (place,)
-
-
-# What the later access does, and what is missing between the two.
-_SENTENCES = {
-    "write-write": ("writes after a write by", "nothing orders the two"),
-    "read-write": ("writes after a read by", "nothing orders the two"),
-    "write-read": ("reads after a write by", "nothing orders the two"),
-    "proxy": (
-        "copies, through the asynchronous proxy, what was written through the generic one by",
-        "no fence.proxy.async lies between",
-    ),
-    "non-coherent": (
-        "reads, through the non-coherent cache (ld.global.nc), after a write by",
-        "nothing orders such a read: the bytes may be those from before the launch",
-    ),
-    "texture": (
-        "reads, through the texture cache, after a write by",
-        "within a launch that cache does not see what is written",
-    ),
-}
-_MILDER = {
-    "missing acquire": "the strong read that saw its signal is no acquire, and no fence lies between",
-    "same value": "nothing orders the two, but both write the same bytes",
-    "copied operand": "no fence.proxy.async lies between, but it is an operand that cp.async brought",
-    "unfenced init": "neither fence.mbarrier_init nor fence.proxy.async lies between",
-}
-_MILDER_VERBS = {
-    "unfenced init": "completes a copy, through the asynchronous proxy, on an mbarrier that was initialised by",
-}
 
 
 def shadow_of(region: Region) -> RaceShadow:

@@ -177,6 +177,8 @@ class Trials:
         self._outcomes: dict[str, Outcome] = {}
         self._agreed: dict[str, Agreed] = {}
         self._clean: list[tuple[Change, frozenset[int]]] = []
+        # Edited texts with barriers of a cluster that the module does not have.
+        self._meeting: set[str] = set()
         # How many were tried for the race that is asked for.
         self._count = 0
 
@@ -310,8 +312,10 @@ class Trials:
         `text` is the one with the change, and does well.
         """
         outcome = self._outcomes.get(text)
-        if isinstance(outcome, Ended) and _only_one_came(text, race, outcome.meetings):
-            return None
+        if _inserts_barriers_of_clusters(remedy) or module.text in self._meeting:
+            self._meeting.add(text)
+            if isinstance(outcome, Ended) and _only_one_came(race, outcome.meetings):
+                return None
         number = spare_barrier(text)
         try:
             if number is None or not inserts_meetings(remedy.edits):
@@ -373,10 +377,14 @@ def _lines_of(race: RaceSite) -> set[int]:
     return {race.error.line} | ({race.earlier.line} if race.earlier else set())
 
 
-def _only_one_came(text: str, race: RaceSite, meetings: ClusterMeetings | None) -> bool:
-    """Whether a barrier of a cluster was inserted that only one of both threads of a race came to."""
+def _inserts_barriers_of_clusters(remedy: Remedy) -> bool:
+    return any(BARRIERS["cluster"][1] in each.text for each in remedy.edits)
+
+
+def _only_one_came(race: RaceSite, meetings: ClusterMeetings | None) -> bool:
+    """Whether one of both threads of a race came to the barrier of their cluster more often than the other."""
     error = race.error
-    if BARRIERS["cluster"][1] not in text or meetings is None or error.other_block is None or error.among is None:
+    if meetings is None or error.other_block is None or error.among is None:
         return False
     return meetings.of((error.block, error.thread)) != meetings.of((error.other_block, error.among))
 

@@ -112,12 +112,13 @@ class Row(IntEnum):
     PAGE_COLUMNS = auto()
     """Pointer to one word for each page: the columns that may have records, a bit each, that of writes first."""
     PAGE_STEPS = auto()
-    """Pointer to one word for each page and column of reads: the last step of its records, see `Granules`."""
+    """Pointer to one word for each page and column but that of writes: the last step of its records, see `Granules`."""
     WRITES = auto()
     """Pointer to the records of last writes, or 0 where races are not looked for."""
     READS = auto()
+    """Pointer to those behind them: of reads, and of a write that a stronger one took the place of."""
     COLUMNS = auto()
-    """Records of reads of a granule."""
+    """Records of a granule besides the last write; the last of them is of a write."""
     COLUMN_BYTES = auto()
     """From a column of records to the next: eight for each byte of the region."""
     READERS = auto()

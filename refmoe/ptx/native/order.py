@@ -6,7 +6,7 @@
 
 Lane `who[i]` of the machine reads or writes `width` bytes from byte `index[i]` on, int64 [count] both; `flags` go into
 its record, see `refmoe.ptx.state.records`. If nothing is wrong the accesses are recorded. Otherwise no record has
-changed. `row` is the region's, see `Row`.
+changed, unless copies of one step are into one place. `row` is the region's, see `Row`.
 `follows` records nothing: what lane `who[i]` does must come after the access of `records[i]`, int64 [count].
 
 A record that would push another one out that is not ordered before it stands for both threads from then on, see
@@ -342,7 +342,7 @@ class _Accesses:
                 self._page.set(page)
                 self._row.set(row)
                 self._unknown.set(code.constant(I64, -1))
-                with code.range(code.min(_field(code, self.row, Row.COLUMNS), _EACH_ITS_BIT)) as column:
+                with code.range(code.min(_field(code, self.row, Row.READERS), _EACH_ITS_BIT)) as column:
                     known = (_word(code, seen, column) < _word(code, access.steps, column)) ^ True
                     bit = code.select(known, code.constant(I64, 1) << column, 0, I64)
                     self._unknown.set(self._unknown.get() & (bit ^ -1))
@@ -451,6 +451,14 @@ def _reads(module: Any, ordered: Any, merge: Any) -> None:
     with of.granules() as granule, code.when((_used(code, granule) & 1).differs(0)):
         of.refuse(_at(code, writes, granule), granule.lane)
     readers, stride = _field(code, of.row, Row.READERS), _field(code, of.row, Row.COLUMN_BYTES)
+    columns = _field(code, of.row, Row.COLUMNS)
+    # A strong read need not come after the strong write that took the place of a weaker one.
+    with (
+        code.when((of.flags & _STRENGTH).differs(0)),
+        of.granules() as granule,
+        code.when((_used(code, granule) & _bit(code, columns)).differs(0)),
+    ):
+        of.refuse(_at(code, reads + (columns - 1) * stride, granule), granule.lane)
     warps = _field(code, of.context, Context.WARPS)
     with of.granules() as granule:
         lane = granule.lane
@@ -512,7 +520,8 @@ def _writes(module: Any, ordered: Any, merge: Any) -> None:
                 code.when((left & (_bit(code, column + 1) >> 1)).differs(0)),
             ):
                 of.refuse_column(reads + column * stride, access)
-    readers, warps = _field(code, of.row, Row.READERS), _field(code, of.context, Context.WARPS)
+    copies = (of.flags & _ASYNCHRONOUS).differs(0) & (of.flags & _STRENGTH).equals(0)
+    status = code.variable(I32, OrderStatus.DONE)
     with of.accesses() as access:
         lane = access.lane
         code.store(code.load(I64, access.used, align=8) | 1, access.used, align=8)
@@ -522,14 +531,16 @@ def _writes(module: Any, ordered: Any, merge: Any) -> None:
             previous = code.load(I64, place, align=8)
             weaker = (previous & _STRENGTH) < (of.flags & _STRENGTH)
             with code.when(weaker & previous.differs(0)):
-                # A weak write goes on among the reads: it may race with what the strong one does not race with.
-                own = code.select(readers.equals(0), 0, _rest(code, lane >> 5, warps))
-                _use(code, granule, _bit(code, own + 1))
-                # It may be of another warp.
-                code.store(code.constant(I64, records.UNKNOWN_STEP), granule.steps + own * FIELD_BYTES, align=8)
-                kept = reads + own * stride + granule.place
-                held = code.load(I64, kept, align=8)
-                both = code.call(merge, of.context, held, previous)
-                code.store(code.select(held.equals(0), previous, both), kept, align=8)
+                # A weaker write is kept: it may race with what the strong one does not race with.
+                _use(code, granule, _bit(code, columns))
+                kept = reads + (columns - 1) * stride + granule.place
+                held, both = code.load(I64, kept, align=8), code.variable(I64, previous)
+                # What comes before a weak write comes before whatever comes after it.
+                with code.when(held.differs(0) & (previous & _STRENGTH).differs(0)):
+                    both.set(code.call(merge, of.context, held, previous))
+                code.store(both.get(), kept, align=8)
+            same_step = ((previous ^ (of.base + lane)) >> records.STEP_SHIFT).equals(0)
+            with code.when(copies & same_step & ((previous ^ (of.base + lane)) & _THREAD).differs(0)):
+                status.set(code.constant(I32, OrderStatus.WRONG))
             code.store(of.replaced(previous, lane, by_read=False), place, align=8)
-    code.done(code.constant(I32, OrderStatus.DONE))
+    code.done(status.get())

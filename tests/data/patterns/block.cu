@@ -214,7 +214,7 @@ KER NAME(ARGS) { __shared__ u32 f, d; if (TID == 0) f = 0; __syncthreads(); if (
     volatile("" ::: "memory");¦__threadfence_block();⟩ *(volatile u32*)&f = 1; } if (TID == 32) { while (*(volatile
     u32*)&f == 0) {} __threadfence_block(); out[0] = d; } }
 
-//# smem_spin_plain finds=RaceError:read-write b=64
+//# smem_spin_plain finds=RaceError:write-write b=64
 KER NAME(ARGS) { __shared__ u32 f, d; if (TID == 0) { f = 0; d = 0; } ⟨¦__syncthreads();⟩ if (TID == 0) { d = 7;
     __threadfence_block(); atomicExch(&f, 1); } if (TID == 32) { while (atomicAdd(&f, 0) == 0) {} __threadfence_block();
     out[0] = d; } }

@@ -267,7 +267,7 @@ KER NAME(ARGS) { if (BID == 0) { u32 v = 0; if (TID == 0) v = out[0]; __syncthre
     ld_rlx(out); __syncthreads(); if (TID == 2) ⟨st_rlx¦st_rel⟩(cnt, 1); if (v > 90) cnt[9] = v; } else if (TID == 0) { while
     (!⟨ld_rlx¦ld_acq⟩(cnt)) {} st_rlx(out, 9); } }
 
-//# a_plain_write_before_an_atomic finds=RaceError:read-write g=2 b=64
+//# a_plain_write_before_an_atomic finds=RaceError:write-write g=2 b=64
 KER NAME(ARGS) { if (BID == 0) { if (TID == 0) out[0] = 3; __syncthreads(); if (TID == 32) { atomicAdd(out, 1); ⟨st_rlx¦st_rel⟩(cnt, 1); } } else if (TID == 0) {
     while (!⟨ld_rlx¦ld_acq⟩(cnt)) {} atomicAdd(out, 5); } }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.ptx_kernel import text
+from support.ptx_kernel import line_of, text
 
 from refmoe import ptx
 from refmoe.ptx.engine.bulk import agents
@@ -67,6 +67,45 @@ def test_more_than_can_be_told_apart_are_refused(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ptx.PtxError, match=r"more than 128 mbarriers of a cluster.*Checks\(races=False\)"):
         launch(129, 32, 1, 1)
     assert set(launch(129, 32, 1, 1, checks=ptx.Checks(races=False)).tolist()) == {1007}
+
+
+# Of a grid of 2^20 blocks the first: 2^27 threads leave 128 to each.
+FIRST, SIZE = [(0, 0, 0)], 1 << 20
+
+
+def launch_in_a_large_grid(barriers: int, blocks: int = SIZE, **more: object) -> int:
+    """What thread 0 wrote, see `launch`."""
+    module = ptx.Module.parse(text(BODY, declarations=SHARED), name="many.ptx")
+    out, given = np.zeros(32, np.uint32), np.full(4, 7, np.uint32)
+    ptx.launch(module, "k", (blocks, 1, 1), (32, 1, 1), [out, given, barriers], blocks=FIRST, **more)
+    return int(out[0])
+
+
+def test_a_grid_that_leaves_room_for_few_is_launched() -> None:
+    # What is asked for at once is four times as many as there is room for.
+    assert launch_in_a_large_grid(128) == 1007
+    assert launch_in_a_large_grid(150, 3 << 18) == 1007
+    with pytest.raises(ptx.PtxError, match=r"more than 128 mbarriers of a cluster.* in a grid of 1048576 blocks"):
+        launch_in_a_large_grid(129)
+    assert launch_in_a_large_grid(129, checks=ptx.Checks(races=False)) == 1007
+    # Without a warp more there is room for as many as a warp has lanes.
+    assert launch_in_a_large_grid(32, 1 << 22) == 1007
+    with pytest.raises(ptx.PtxError, match="more than 32 mbarriers of a cluster"):
+        launch_in_a_large_grid(33, 1 << 22)
+    with pytest.raises(ptx.ArgumentMismatch, match="too large"):
+        launch_in_a_large_grid(1, (1 << 22) + 1)
+
+
+@pytest.mark.parametrize(("barriers", "blocks"), [(100, 1 << 17), (100, SIZE)])
+def test_a_debugger_takes_what_a_grid_leaves(barriers: int, blocks: int) -> None:
+    module = ptx.Module.parse(text(BODY, declarations=SHARED), name="many.ptx")
+    out, given = np.zeros(32, np.uint32), np.full(4, 7, np.uint32)
+    with ptx.Debugger(module, "k", (blocks, 1, 1), (32, 1, 1), [out, given, barriers], blocks=FIRST) as debugger:
+        debugger.stop_at(line=line_of(BODY, "mov.u32 %r5, barriers", declarations=SHARED))
+        assert debugger.go() is not None
+        # There is no second time.
+        assert debugger.go() is None
+    assert out[0] == 1007
 
 
 def test_warps_without_lanes_did_nothing() -> None:

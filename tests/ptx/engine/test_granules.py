@@ -24,14 +24,14 @@ def slot(granules: Granules, byte: int) -> int:
 def test_every_byte_keeps_its_records_whatever_splits(seed: int) -> None:
     rng = np.random.default_rng(seed)
     granules = Granules(SIZE, 3)
-    known = np.zeros((4, SIZE), np.int64)
+    known = np.zeros((5, SIZE), np.int64)
     # Few accesses of each kind, so that wide ones come after narrow ones and the other way round.
     for record in range(1, 200):
         width = int(rng.choice([1, 2, 4, 8, 16, 32]))
         count = int(rng.integers(1, 6))
         index = np.unique(rng.integers(0, SIZE // width, count)) * width
         at, row = granules.cover(index, width)
-        column = int(rng.integers(0, 4))
+        column = int(rng.integers(0, 5))
         granules.records[column, at] = record
         whose = np.arange(len(index)) if row is None else row
         begins = [granules.byte(int(each)) for each in at]
@@ -85,7 +85,7 @@ def test_a_byte_makes_only_its_own_page_fine() -> None:
     at, _ = granules.cover(index, 4)
     granules.reads[0, at] = 1
     before = resident_bytes(granules.records)
-    # Two bytes of records for each byte, in one column of the three.
+    # Two bytes of records for each byte, in one column of the four.
     assert before == 2 << 20
     at, _ = granules.cover(np.array([12345]), 1)
     granules.writes[at] = 2

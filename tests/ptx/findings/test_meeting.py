@@ -10,6 +10,7 @@ from support.ptx_kernel import line_of, text
 from refmoe import ptx
 from refmoe.ptx.engine import machine
 from refmoe.ptx.engine.cluster.meetings import ClusterMeetings
+from refmoe.ptx.findings.barriers import BARRIERS
 from refmoe.ptx.findings.edits import PtxEdit
 from refmoe.ptx.findings.finding import Finding
 from refmoe.ptx.findings.meeting import exits_together, spare_barrier
@@ -153,6 +154,33 @@ def test_a_barrier_of_a_cluster_that_is_the_twin_of_one_is_a_remedy() -> None:
     assert finding.remedy is not None
     assert finding.remedy.count("barrier.cluster") == 1
     assert f"line {line_of(body, 'ld.global')}" in finding.remedy
+
+
+def test_barriers_that_are_there_need_not_be_met_equally_often() -> None:
+    # Block 0 has exited when block 1 comes to its own barrier, which is spelled as those that are inserted.
+    body = f"""
+        mov.u32 %r3, 7;
+        setp.ne.u32 %p1, %r60, 0; setp.ne.u32 %p2, %r1, 0;
+        @%p1 bra READ;
+        @%p2 ret;
+        st.global.u32 [%d0+512], %r3;
+        st.relaxed.gpu.global.u32 [%d0], %r3;
+        ret;
+    READ:
+        @%p2 bra MEET;
+    WAIT:
+        ld.acquire.gpu.global.u32 %r4, [%d0];
+        setp.ne.u32 %p3, %r4, 7;
+        @%p3 bra WAIT;
+        ld.global.u32 %r5, [%d0+512];
+        st.global.u32 [%d0+512], %r5;
+    MEET:
+        {BARRIERS["cluster"][1]}
+        ret;
+    """
+    finding = found_in_a_cluster(text(body))
+    assert finding.remedy == f"st.release.gpu.global.u32 at line {line_of(body, 'st.relaxed')}"
+    assert (finding.tried, finding.clean) == (True, True)
 
 
 def test_how_often_threads_came_to_the_barrier_of_their_cluster() -> None:

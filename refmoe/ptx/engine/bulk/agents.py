@@ -3,16 +3,26 @@
 An mbarrier on which bulk copies complete is an agent, and so is a warpgroup that multiplies. A record of an access by
 an agent has its number in the place of a thread's number in its cluster, so a cluster has as many agents as threads at
 most. Were one number given to two barriers, who waits for one of them would count as ordered after the copies of the
-other. So a launch that needs more agents runs again, with room for them: each block gets warps that have no lanes.
+other. So a launch that needs more agents runs again, with room for them: each block gets warps that have no lanes, as
+many as the largest launch leaves for a grid of its size. A launch under a debugger has the room from the start: whoever
+stops at lines cannot see them twice.
 """
 
 from __future__ import annotations
 
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.errors import PtxError
+from refmoe.ptx.grid import Grid
+from refmoe.ptx.state.records import MAX_THREADS
 
+_LANES = 32
 #: Of a cluster, at most: every row of clocks has a column for each.
 MOST_AGENTS = 1024
+
+
+def most_agents(grid: Grid) -> int:
+    """Of a cluster of a grid: threads are numbered through it, those of warps without lanes too."""
+    return min(MOST_AGENTS, MAX_THREADS // (grid.count * _LANES) * grid.cluster_blocks * _LANES)
 
 
 class MoreAgents(Exception):
@@ -45,13 +55,16 @@ class Agents:
         found = self._numbers.setdefault(key, len(self._numbers))
         clocks = self._machine.clocks
         if clocks is not None and found >= clocks.room:
-            if found >= MOST_AGENTS:
+            grid = self._machine.launch.grid
+            most = most_agents(grid)
+            if found >= most:
+                of_this = "" if most == MOST_AGENTS else f" in a grid of {grid.count} blocks"
                 raise PtxError(
-                    f"{self._machine.launch.name}: bulk copies complete on more than {MOST_AGENTS} mbarriers of a "
-                    "cluster, and the search for races tells no more apart; Checks(races=False) runs the launch "
+                    f"{self._machine.launch.name}: bulk copies complete on more than {most} mbarriers of a cluster, "
+                    f"and the search for races tells no more apart{of_this}; Checks(races=False) runs the launch "
                     "without that search"
                 )
-            raise MoreAgents(min(4 * clocks.room, MOST_AGENTS))
+            raise MoreAgents(min(4 * clocks.room, most))
         return found
 
     def name(self, thread: int) -> str:

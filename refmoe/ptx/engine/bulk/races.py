@@ -130,7 +130,12 @@ class BulkShadow(RaceShadow):
             one, other = order[overlaps[0]], order[overlaps[0] + 1]
             record = pending_records(frame, lanes[one : one + 1])[0]
             self._report(frame, access, region, int(first[other]), lanes[other], record, "write-write")
-        self._set_writes(first, span, agent_records(frame, lanes, own) + (np.int64(_PENDING_BITS) | flags))
+        records = agent_records(frame, lanes, own) + (np.int64(_PENDING_BITS) | flags)
+        if flags & STRENGTH:
+            for number, slots in self.granules.ranges(first, span):
+                at = np.arange(slots.start, slots.stop)
+                self.keep_weaker(frame, at, np.full(len(at), records[number]))
+        self._set_writes(first, span, records)
 
     def filled(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array, flags: np.int64 = WEAK) -> None:
         """Those copies have landed."""
@@ -334,12 +339,14 @@ def refuse_unfenced(
         at, who, previous = shadow.every_write(at, who)
     else:
         previous = shadow.written(at)
-    plain = (previous != 0) & (previous & (BULK | ASYNCHRONOUS) == 0) & ~_copied(shadow, frame, previous, who, flags)
+    plain = (previous != 0) & (previous & BULK == 0) & ~_copied(shadow, frame, previous, who, flags)
     at, who, previous = at[plain], who[plain], previous[plain]
     bad = np.flatnonzero(~fenced(who, previous))
     if bad.size:
         mine = shadow._mine(frame, who, np.int64(0))
-        milder = np.isin(previous[bad] >> STEP_SHIFT, list(shadow.delivered) if multiplies else [])
+        # What a barrier has counted has the record of its copy, and what its own lane has waited for that of the wait.
+        milder = np.isin(previous[bad] >> STEP_SHIFT, list(shadow.delivered)) | (previous[bad] & ASYNCHRONOUS != 0)
+        milder &= multiplies
         for chosen, warning in ((bad[~milder], ""), (bad[milder], "copied operand")):
             if chosen.size:
                 shadow._report_granules(
@@ -486,6 +493,7 @@ def _combine(frame: Frame, shadow: RaceShadow, at: Array, who: Array, pending: A
         # One after another: copies of one instruction may meet.
         mine = np.flatnonzero(who == lane)
         slots = at[mine]
+        shadow.keep_weaker(frame, slots, pending[mine])
         previous = np.where(shadow._writes[slots] & STRENGTH != 0, shadow._writes[slots], 0)
         shadow._writes[slots] = shadow.combined.with_each(previous, pending[mine], who[mine], shadow.ordering(frame))
 

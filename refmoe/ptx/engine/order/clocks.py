@@ -316,6 +316,7 @@ class Clocks:
 
     def copies_seen(self, lanes: Array, step: Array, alive: Array) -> None:
         """Lanes have waited for their own copies up to `step` [n]."""
+        self.used = self.columns
         known = np.zeros((len(lanes), self.columns), np.int64)
         known[np.arange(len(lanes)), self.copy_of(lanes)] = step
         self.learn_rows(lanes, np.arange(len(lanes)), known, {}, alive)

@@ -270,7 +270,8 @@ class OrderedLanes(AccessLanes):
     def knows_reads(self, row: Value, page: Value, column: Value) -> Value:
         """Whether all reads of a column in a page come before what this warp does, as far as that is known of pages."""
         build = self.build_
-        by_warp = build.icmp_unsigned("!=", field(build, row, Row.READERS), word(0))
+        # Columns of warps come first.
+        by_warp = build.icmp_unsigned("<", column, field(build, row, Row.READERS))
         seen = build.inttoptr(field(build, self.context, Context.SEEN), POINTER)
         # Lanes with rows of their own know what the warp's row knows, and more.
         own = build.select(by_warp, column, word(0))
