@@ -595,15 +595,24 @@ class Strong:
                 reached = next((each.before for each in reversed(accesses) if knows(each.record)), None)
                 if reached is not None:
                     found += self._forced_elsewhere(row, cluster, reached)
+            # Fences whose threads knew the same of other clusters make one lesson: what each passes on, together.
+            lessons: dict[tuple[int, int], tuple[FenceKnowledge, Array]] = {}
+            taken: set[int] = set()
             for other, thread, step in found:
                 number = other * clocks.warps * LANES + thread
                 log = self._order.fences.get(number)
                 one = None if log is None else log.at(step)
                 if one is None or min(strength, one.strength) < self._needed(one.cta, self._cta(int(mine[0]))):
                     continue
-                held = one.fence
-                known = held.row.copy()
-                known[clocks.lane + thread] = step
+                held, column = one.fence, clocks.lane + thread
+                lesson = lessons.get((other, id(held.beyond)))
+                if lesson is None:
+                    lesson = lessons[other, id(held.beyond)] = held, held.row.copy()
+                elif id(held) not in taken:
+                    np.maximum(lesson[1], held.row, out=lesson[1])
+                taken.add(id(held))
+                lesson[1][column] = max(step, int(lesson[1][column]))
+            for (other, _), (held, known) in lessons.items():
                 self._acquire(mine, self._order.pool.knowledge(other, known, held.beyond), alive)
 
     def _reached_known(self, cluster: int, lane: int, oldest: dict[int, Array]) -> list[list[ReachedAccess]]:
