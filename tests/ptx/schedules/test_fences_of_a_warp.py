@@ -63,20 +63,25 @@ def test_fences_without_an_order_between_the_blocks_do_not(fence: str, again: st
         launch(fence, again)
 
 
-# As above with two warps, which meet at a barrier. Lane `left` of block 0 fences nothing.
+# As above with three warps. What the third wrote the second one's fences pass on, which met it before; so they know more
+# than those of the first. Lane `left` of block 0 fences nothing.
 OF_WARPS = """
     mul.wide.u32 %d3, %r1, 4; add.u64 %d4, %d3, %d1; add.u64 %d5, %d1, 1024;
-    xor.b32 %r4, %r1, 63; mul.wide.u32 %d6, %r4, 4; add.u64 %d6, %d6, %d1;
+    sub.u32 %r4, 95, %r1; mul.wide.u32 %d6, %r4, 4; add.u64 %d6, %d6, %d1;
     setp.ne.u32 %p1, %r1, 0;
     setp.ne.u32 %p2, %r60, 0;
     @%p2 bra WAITING;
     add.u32 %r5, %r1, 100;
     st.global.u32 [%d4], %r5;
+    setp.ge.u32 %p3, %r1, 32;
+    @%p3 bar.sync 1, 64;
+    setp.ge.u32 %p3, %r1, 64;
+    @%p3 ret;
     setp.eq.u32 %p3, %r1, {left};
     @%p3 bra MET;
     fence.sc.gpu;
 MET:
-    bar.sync 0;
+    bar.sync 0, 64;
     @!%p1 st.relaxed.gpu.global.u32 [%d5], 1;
     ret;
 WAITING:
@@ -86,7 +91,7 @@ POLL:
     setp.eq.u32 %p3, %r6, 0;
     @%p3 bra POLL;
 SEEN:
-    bar.sync 0;
+    bar.sync 0, 96;
     fence.sc.gpu;
     ld.global.u32 %r7, [%d6];
     add.u64 %d7, %d3, %d0;
@@ -96,15 +101,15 @@ SEEN:
 
 
 def launch_warps(left: int) -> np.ndarray:
-    out, given = np.zeros(64, np.uint32), np.zeros(1024, np.uint32)
+    out, given = np.zeros(96, np.uint32), np.zeros(1024, np.uint32)
     module = ptx.Module.parse(text(OF_WARPS.format(left=left)))
-    result = ptx.launch(module, "k", (2, 1, 1), (64, 1, 1), [out, given, 0], step_budget=20_000)
+    result = ptx.launch(module, "k", (2, 1, 1), (96, 1, 1), [out, given, 0], step_budget=20_000)
     assert result.warnings == ()
     return out
 
 
 def test_fences_of_all_warps_reach_who_saw_the_signal_of_one() -> None:
-    assert launch_warps(left=64).tolist() == [163 - lane for lane in range(64)]
+    assert launch_warps(left=96).tolist() == [195 - lane for lane in range(96)]
 
 
 @pytest.mark.parametrize("left", thinned([5, 31, 32, 63], 2))
