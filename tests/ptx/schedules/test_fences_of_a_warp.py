@@ -112,7 +112,7 @@ def test_fences_of_all_warps_reach_who_saw_the_signal_of_one() -> None:
     assert launch_warps(left=96).tolist() == [195 - lane for lane in range(96)]
 
 
-@pytest.mark.parametrize("left", thinned([5, 31, 32, 63], 2))
+@pytest.mark.parametrize("left", thinned([1, 17, 31], 2))
 def test_what_one_lane_wrote_without_a_fence_reaches_nobody(left: int) -> None:
     with pytest.raises(ptx.RaceError, match=f"write by thread \\({left}, 0, 0\\) of block \\(0, 0, 0\\)"):
         launch_warps(left)
