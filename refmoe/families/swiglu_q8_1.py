@@ -30,6 +30,7 @@ from refmoe.families.choices import RANKS, ROUTING, check_choices
 from refmoe.families.extents import q8_1_rows
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, check_before, far_device, lacks_memory
+from refmoe.families.fills.sigmoid_gates import STEPS
 from refmoe.families.fills.tied_gates import BIASED, SIGMOID_TIES, q8_1_ties, tied_fill
 from refmoe.families.q8_1 import BlockHalves, Int8Codes, q8_outputs
 from refmoe.families.vacuity import Limits, doubt_values
@@ -41,7 +42,7 @@ from refmoe.reference.swiglu_q8_1 import swiglu_q8_1
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-_FILLS = {name: fill for name, fill in GATE_FILLS.items() if name not in (MIDPOINTS, CLAMPED, TIES, BIASED)}
+_FILLS = {name: fill for name, fill in GATE_FILLS.items() if name not in (MIDPOINTS, CLAMPED, TIES, BIASED, STEPS)}
 _FILLS[SIGMOID_TIES] = tied_fill(GATE_FILLS["gaussian"])
 
 #: Results of SwiGLU are uneven: many are far below their block's largest.
@@ -168,6 +169,9 @@ def _default() -> Iterator[Case]:
     for variant, quantizer in product(("gpt_oss", "silu"), QUANTIZERS):
         yield _case(SIGMOID_TIES, 14, 32, 2, dtype="f32", variant=variant, quantizer=quantizer)
     yield _case("gaussian", 1, 416, 3)  # a single slice
+    # A lane looks for a row's expert among two offsets or three; or among four, which are unrolled, or five.
+    for dtype, variant, quantizer, experts in product(("bf16", "f32"), ("gpt_oss", "silu"), QUANTIZERS, (72, 136)):
+        yield _case("gaussian", 5, 64, experts, dtype=dtype, variant=variant, quantizer=quantizer)
     yield _case("gaussian", 5, 64, 3, first_expert=3, ranks=2, poison=0)  # the fill's default
 
 

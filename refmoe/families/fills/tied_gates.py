@@ -47,6 +47,17 @@ def mixed_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArra
     return gates.reshape(rows, width), ups.reshape(rows, width)
 
 
+def halved_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Gates of 2^-23, whose 1 + exp is the last number below 2, and ups that are halved to a tie of two codes.
+
+    The reciprocal of that number lies next to the middle of two others, above. Rounded to the other one it is a half,
+    and the tie goes to even; rounded right it goes up. A block begins with its largest element.
+    """
+    first = np.arange(width) % MX_BLOCK == 0
+    ups = np.where(first, 256.0, 17.0 + 4 * draw.integers(4, (rows, width)))
+    return np.full((rows, width), 2.0**-23), ups
+
+
 #: The fill of `biased_gates`, whose biases are `biased_terms`.
 BIASED = "biased-gates"
 #: BF16 bits of (gate, its bias, up, its bias). With the first step of the polynomial rounded toward zero
