@@ -275,6 +275,7 @@ def _default() -> Iterator[Case]:
     for tile in TILES:
         for stages in sorted({MIN_STAGES, max_stages(tile)}):
             yield _case("wide-range", Shape(m=2, k=1440, n=16, e=2), tile=str(tile), stages=stages)
+        yield _case("wide-range", Shape(m=2, k=1440, n=16, e=2), "bf16", tile=str(tile), stages=MIN_STAGES)
     for tile in TILES:
         yield _case("gaussian", Shape(m=0, k=416, n=72, e=2), tile=str(tile))
     yield from _edges()

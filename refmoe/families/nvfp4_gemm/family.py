@@ -303,6 +303,9 @@ def _default() -> Iterator[Case]:
     # More steps of K than stages: the ring wraps, and its barriers go through several phases.
     for stages in (MIN_STAGES, max_stages(_SHALLOW, DEFAULT_ARCH)):
         yield _case("wide-range", Shape(2, 1440, n=16, e=2), tile=str(_SHALLOW), stages=stages)
+    for tile, dtype in itertools.product(TILES, OUTPUTS):  # barriers of fewer stages than a loop sets up at once
+        if (tile, dtype) != (_SHALLOW, "f32"):
+            yield _case("wide-range", Shape(2, 1440, n=16, e=2), dtype, tile=str(tile), stages=MIN_STAGES)
     yield _case("gaussian", Shape(0, 416, n=72, e=2))
     # gpt-oss at decode: a token at 4 of 128 experts, M = 1 at each.
     yield _case("wide-range", Shape(4, _GPT_OSS_K, n=8, e=_EXPERTS), "bf16", alpha="distinct", bias="distinct")
