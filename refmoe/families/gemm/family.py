@@ -370,6 +370,8 @@ def _every_entry() -> Iterator[Case]:
         yield _case("gaussian", below, dtype, tile=str(tile), routing="same-experts", alpha="edges", bias="tiny")
         # The first of the next lanes' experts has all rows, and a CTA's first tile.
         yield _case("gaussian", Shape(m=3, k=64, n=16, e=33), dtype, tile=str(tile), routing="same-experts")
+        if dtype == "bf16":  # sums on the middle of two BF16 numbers that a bias draws below it, as toward zero shows
+            yield _case("overflow", Shape(3 * tile.n, 64, n=tile.m, e=3), dtype, tile=str(tile), bias="tiny")
         if dtype == "f32":  # sums of zero in a CTA's second tile
             yield _case("zero-rows", Shape(m=2, k=64, n=tile.m + 8, e=1), dtype, tile=str(tile), multiprocessors=1)
 
