@@ -118,10 +118,20 @@ def _negative(draw: Draw, case: Case) -> Scores:
 
 
 def _negative_ties(draw: Draw, case: Case) -> Scores:
-    """Two kinds of groups with the same sum of negative scores, of a number and itself, and of two beside it.
+    """Ties of groups whose scores are about -1."""
+    return _tied_sums(draw, case, -1)
 
-    Every sigmoid is 1/2. Scores are about -1, in steps of 2^-23. A sum has steps twice as large, and an odd number of
-    them: a step of either score makes a tie of it, which goes to an even number.
+
+def _positive_ties(draw: Draw, case: Case) -> Scores:
+    """Ties of groups whose scores are about 1."""
+    return _tied_sums(draw, case, 1)
+
+
+def _tied_sums(draw: Draw, case: Case, sign: int) -> Scores:
+    """Two kinds of groups with the same sum of scores, of a number and itself, and of two beside it.
+
+    Every sigmoid is 1/2. Scores are about 1 or -1, in steps of 2^-23. A sum has steps twice as large, and an odd number
+    of them: a step of either score makes a tie of it, which goes to an even number.
     """
     tokens, experts = _size(case)
     size = experts // case.groups
@@ -130,7 +140,8 @@ def _negative_ties(draw: Draw, case: Case) -> Scores:
     bias = np.full((case.groups, size), -2.5)
     first = draw.integers(size - 1, (case.groups,))
     rows = np.arange(case.groups)
-    bias[rows, first], bias[rows, first + 1] = -1.5 - leading[:, 0], -1.5 - leading[:, 1]
+    about = sign - 0.5
+    bias[rows, first], bias[rows, first + 1] = about + sign * leading[:, 0], about + sign * leading[:, 1]
     return np.zeros((tokens, experts), np.float32), bias.reshape(-1).astype(np.float32)
 
 
@@ -315,6 +326,7 @@ _FILLS = Fill.by_name(
     Fill("twins", "two equal scores of a group counted once", _twins),
     Fill("bias-alone", "a subnormal bias flushed, -0 told from +0", _bias_alone, lack=_lacks_bias),
     Fill("negative-ties", "the last bit of a negative score lost in its group's", _negative_ties, lack=_lacks_bias),
+    Fill("positive-ties", "the last bit of a positive score lost in its group's", _positive_ties, lack=_lacks_bias),
     Fill("largest", "the largest numbers taken for infinities", _largest, lack=_lacks_bias),
     Fill("never", "-Inf chosen, or taken for padding", _never, lack=_lacks_bias),
     Fill("same", "experts without rows, and one with a row of every token", _same, lack=_lacks_bias),
@@ -329,7 +341,9 @@ _FILLS = Fill.by_name(
 #: Fills of sizes and biases that no other one has.
 _EDGE_FILLS = ("equal", "twins", "bias-alone", "infinite")
 #: Fills that ask for one decision.
-_SINGLE = ("negative-ties", "largest")
+_SINGLE = ("negative-ties", "largest", "positive-ties")
+#: Fills of which few weights differ.
+_IDS_TELL = ("ties", "close", "equal", "negative-ties", "positive-ties")
 #: Fills that need more tokens than others, to reach every expert of a lane.
 _LONG = ("roundings", STEPS)
 _PLAIN = tuple(name for name in _FILLS if name not in (*_EDGE_FILLS, *_SINGLE, *_LONG))
@@ -443,7 +457,7 @@ def _doubt(case: Case, scores: F32, ids: NDArray[np.int32], weights: F32, answer
     """Weights that are alike agree with a kernel that never looks at the scores, and so do groups that drop nobody."""
     if not answered.any():
         return None
-    if case.shape.t > 1 and case.fill not in ("ties", "close", "equal", "negative-ties"):  # whose ids tell
+    if case.shape.t > 1 and case.fill not in _IDS_TELL:
         found, need = np.unique(weights[answered]).size, min(2 * int(answered.sum()), 4)
         if found < need:
             return f"{found} distinct weights, fewer than {need}: nothing shows of the scores"

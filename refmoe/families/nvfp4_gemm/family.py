@@ -281,6 +281,8 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", below, dtype, tile=str(tile), routing="same-experts", alpha="edges", bias="tiny")
     for dtype in OUTPUTS:
         yield _case("overflow", Shape(9, 96, n=24, e=2), dtype, tile=str(_SHALLOW), alpha="distinct")
+    for tile in TILES:  # sums on the middle of two BF16 numbers that a bias draws below it, as toward zero shows
+        yield _case("overflow", Shape(3 * tile.n, 96, n=tile.m, e=3), "bf16", tile=str(tile), bias="tiny")
     for experts in (256, 384, 99):  # a row at each, and all at one
         shape = Shape(experts, 96, n=8, e=experts)
         yield _case("one-hot-tokens", shape, "bf16", routing="all-one-token", alpha="distinct", tile=str(_SHALLOW))
