@@ -560,9 +560,11 @@ def _every_entry() -> Iterator[Case]:
         yield _case(fill, 17, 160, 3, bias=bias, **entry)
     listed = product(VARIANT.words, COMPILED_POLICIES, LAYOUT.words, ("none", "tiny"))
     for variant, (mode, edge), layout, bias in listed:
-        # A lane looks for a row's expert among two offsets or three; or among four, which are unrolled, or five.
-        experts = 72 if bias == "none" else 136
-        yield _case(MIXED, 24, 96, experts, variant=variant, mode=mode, edge=edge, layout=layout, bias=bias)
+        # A lane looks for a row's expert among two offsets or three.
+        yield _case(MIXED, 24, 96, 72, variant=variant, mode=mode, edge=edge, layout=layout, bias=bias)
+    for variant, (mode, edge), layout in product(VARIANT.words, COMPILED_POLICIES, LAYOUT.words):
+        # And among four, which are unrolled, or five.
+        yield _case("gaussian", 5, 64, 136, variant=variant, mode=mode, edge=edge, layout=layout)
     for (mode, edge), layout in product(COMPILED_POLICIES, LAYOUT.words):
         policy: dict[str, Any] = {"mode": mode, "edge": edge, "layout": layout}
         yield _case(BIASED, 3, 128, 2, variant="silu", bias="distinct", **policy)
