@@ -11,6 +11,7 @@ the middle of two codes of E4M3 under a scale of 2^-7, and of Q8_1 under a d of 
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,23 @@ _SILU = np.array(
     ],
     np.uint32,
 )
+#: FP32 bits of (gate, up) of gpt-oss's activation with its own figures.
+_GPT_OSS = np.array(
+    [
+        *((0x3F708654, 0x402B69A3), (0x4002FF0C, 0x3EE53D54), (0x3F231422, 0x40A1426A), (0x3F8722AE, 0x400B2EF4)),
+        *((0x3F788331, 0x4021DD6E), (0x3F1F8328, 0x40A6C73C), (0x3F83C15E, 0x4011C233), (0x3FB5CDB3, 0x3F9A3100)),
+        *((0x3F1C1BF1, 0x40AC4EA1), (0x3F1EEAC1, 0x40A7B9F8), (0x3F1AD8A9, 0x40AE6D74), (0x3F0C2435, 0x40CA40C1)),
+        *((0x3F197DAE, 0x40B0BF1C), (0x3F616AC8, 0x403FA6DC), (0x3F3AAA13, 0x4082A5E4), (0x3F902F60, 0x3FF6B862)),
+        *((0x3F7D7CF7, 0x401C45D8), (0x40615713, 0xBE39C590), (0x3F364832, 0x4087A9A0), (0x3F41EF5B, 0x4075C98C)),
+        *((0x3F086758, 0x40D26217), (0x3F1C5D43, 0x40ABE222), (0x3F190DE1, 0x40B180DF), (0x3F19476D, 0x40B11CFD)),
+        *((0x3F077C8E, 0x40D47406), (0x3F20B153, 0x40A4EBE4), (0x3F1070EF, 0x40C17845), (0x3FB02393, 0x3FA521B6)),
+        *((0x3F14FC53, 0x40B8CA9A), (0x3F0DCC64, 0x40C6CC82), (0x3F2B25C0, 0x4095B7AE), (0x3F5EF0D4, 0x40434672)),
+        *((0x3F2C440F, 0x40943690), (0x400B7AB3, 0x3EB3F89C), (0x3F762A05, 0x402498BD)),
+    ],
+    np.uint32,
+)
+#: FP32 bits of (gate, up), by variant.
+STEP_PAIRS = MappingProxyType({"gpt_oss": _GPT_OSS, "silu": _SILU})
 #: FP32 bits of (alpha, beta) of gpt-oss's activation of a gate of 1 and an up of 0; of the last two the gate is -1.
 _OF_ONE = np.array(
     [

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.family import Case, Fill, Lack
+from refmoe.families.fills.sigmoid_gates import STEP_PAIRS
 from refmoe.formats import MX_BLOCK, Q8_1
 
 #: BF16 bits of (gate, up) with a result within 24 ulps of the middle between two E4M3 numbers, on either side of it: of
@@ -30,6 +31,8 @@ _MIDDLES = np.array([19, 23, 27, 31, 3, 7, 11, 15]) / 16
 _LEAST_GATE = 2.0**-31
 #: A gate whose sigmoid needs clamps; its result is next to nothing.
 _FAR_GATE = -300.0
+
+F32 = NDArray[np.float32]
 
 
 def mixed_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -123,12 +126,18 @@ _ON_2_625: Mapping[str, NDArray[np.uint32]] = MappingProxyType(
 _ON_31_75 = MappingProxyType({"gpt_oss": (0x40E00000, 0x406249A4), "silu": (0x42000000, 0x3F7E0000)})
 
 
-def q8_1_ties(variant: str, rows: int, width: int) -> NDArray[np.float32]:
-    """FP32 rows [rows, 2 * width] as the variant lays them out: blocks of a largest element and ties.
+def q8_1_ties(variant: str, rows: int, width: int) -> F32:
+    """FP32 rows [rows, 2 * width] as the variant lays them out: blocks of a largest element and ties."""
+    return _blocks(_ON_2_625[variant], variant, rows, width)
 
-    As many blocks as there are pairs have each pair in each place but the first.
-    """
-    pairs = _ON_2_625[variant]
+
+def q8_1_steps(variant: str, rows: int, width: int) -> F32:
+    """The same of the pairs of `STEP_PAIRS`, whose results lie on 2.875, or on the number below."""
+    return _blocks(STEP_PAIRS[variant], variant, rows, width)
+
+
+def _blocks(pairs: NDArray[np.uint32], variant: str, rows: int, width: int) -> F32:
+    """As many blocks as there are pairs have each pair in each place but the first, which is the largest."""
     places = np.arange(rows * width)
     chosen = pairs[(places + places // Q8_1.block) % len(pairs)]
     chosen[places % Q8_1.block == 0] = _ON_31_75[variant]
