@@ -18,7 +18,8 @@ from refmoe.families.extents import mxfp8_grouped
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, behind, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.fills import gate_params
-from refmoe.families.fills.tied_gates import BIASED, biased_gates, biased_terms, mixed_gates
+from refmoe.families.fills.sigmoid_gates import STEPS, figures_of_steps, gates_of_one, lonely_gates
+from refmoe.families.fills.tied_gates import BIASED, biased_gates, biased_terms, halved_gates, mixed_gates
 from refmoe.families.quantize import COMPILED_POLICIES, EDGE, FAR_ROWS, LOOPING_ROWS, MODE, settings_of
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes
@@ -148,17 +149,6 @@ def _tie_terms(draw: Draw, experts: int, width: int) -> NDArray[Any]:
 TIES = "bias-ties"
 
 
-def _halved_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Gates of 2^-23, whose 1 + exp is the last number below 2, and ups that are halved to a tie of two codes.
-
-    The reciprocal of that number lies next to the middle of two others, above. Rounded to the other one it is a half,
-    and the tie goes to even; rounded right it goes up. A block begins with its largest element.
-    """
-    first = np.arange(width) % MX_BLOCK == 0
-    ups = np.where(first, 256.0, 17.0 + 4 * draw.integers(4, (rows, width)))
-    return np.full((rows, width), 2.0**-23), ups
-
-
 def _clamped_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Gates beyond every finite clamp, and no up: the result is the clamp's own, put between two codes by beta."""
     return np.full((rows, width), 64.0), np.zeros((rows, width))
@@ -172,27 +162,6 @@ def _zero_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArra
     place = draw.integers(4, (rows, width))
     gates = np.where((kind == 1) | (kind == 3) | ((kind == 0) & (place == 0)), zeros[0], gates)
     return gates, np.where((kind == 2) | (kind == 3) | ((kind == 0) & (place == 1)), zeros[1], ups)
-
-
-#: Gates around the places where 1 / (1 + exp) leaves its fast way, for silu, and by gpt-oss's factor; and far beyond.
-_LONELY = (60.0, 63.5, 64.0, 64.5, 75.0, 86.0, 87.0, 87.5, 88.0, 88.5, 89.0, 96.0, 104.0, 300.0)
-_LONELY_BY_ALPHA = (35.0, 37.5, 37.75, 40.0, 45.0, 50.5, 51.0, 51.25, 51.5, 51.75, 52.0, 52.25, 61.0, 180.0)
-
-
-def _lonely_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """One gate a block, all others zeros, so that the tail of its sigmoid decides scale and codes.
-
-    A lane makes several results at once, on a fast way if none of them needs clamps. So in every other block a NaN
-    stands beside the gate, in the same lane: its neighbours need clamps all the same.
-    """
-    blocks = np.arange(rows * width // MX_BLOCK)
-    gates = np.where(draw.integers(2, (rows, width)) == 0, 0.0, -0.0)
-    ups = draw.normal((rows, width))
-    sizes = np.array([size for pair in zip(_LONELY, _LONELY_BY_ALPHA, strict=True) for size in pair])
-    places = blocks * MX_BLOCK + draw.integers(MX_BLOCK, blocks.shape)
-    gates.reshape(-1)[places] = sizes[blocks // 4 % sizes.size] * np.where(blocks % 2 == 0, -1, 1)
-    gates.reshape(-1)[(places ^ 1)[blocks % 4 >= 2]] = np.nan
-    return gates, ups
 
 
 #: Fills whose betas `_midpoint_betas` chooses.
@@ -253,13 +222,13 @@ GATE_FILLS = Fill.by_name(
     Fill(
         HALVED,
         "a reciprocal that rounds wrong where it is hardest, next to a half",
-        _halved_gates,
+        halved_gates,
         Limits(scales=1, reason="every block has the same largest element"),
     ),
     Fill(
         LONELY,
         "a sigmoid whose fast way goes too far, or is chosen by other results' gates",
-        _lonely_gates,
+        lonely_gates,
         Limits(zeros=1.0, saturated=0.3, nans=0.6, scales=1, reason="a block has one result, or a NaN beside it"),
     ),
     Fill(
@@ -292,9 +261,15 @@ GATE_FILLS = Fill.by_name(
         biased_gates,
         Limits(scales=1, reason="there are four kinds of block"),
     ),
+    Fill(
+        STEPS,
+        "a step of the sigmoid that is another one",
+        gates_of_one,
+        Limits(zeros=0.2, scales=1, reason="results of an expert are one, or a far gate's"),
+    ),
 )
 #: Fills that go with every variant and parameters.
-_MADE_FOR_SOME = (MIDPOINTS, CLAMPED, TIES, HALVED, LONELY, NAN_LANES, MIXED, BIASED)
+_MADE_FOR_SOME = (MIDPOINTS, CLAMPED, TIES, HALVED, LONELY, NAN_LANES, MIXED, BIASED, STEPS)
 PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (*_MADE_FOR_SOME, "zeros"))
 
 VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
@@ -342,6 +317,8 @@ def gate_inputs(case: Case) -> Inputs:
     if case.fill == TIES and case.variant == "gpt_oss":
         figures = {"alpha": ALPHA, "beta": BETA, "limit": np.inf}
         parameters = {name: np.full(experts, figure, np.float32) for name, figure in figures.items()}
+    if case.fill == STEPS:
+        parameters = {**figures_of_steps(experts)}
     return {"gate_up": gate_up, "offsets": offsets, "bias": bias, **parameters}
 
 
@@ -465,6 +442,10 @@ def _check(case: Case) -> None:
         raise refused("fill", case.fill, needed)
     if case.fill == BIASED and (case.variant, case.bias) != ("silu", "distinct"):
         raise refused("fill", case.fill, "variant=silu and bias=distinct with it: it chooses biases")
+    if case.fill == STEPS and ((case.variant, case.params) != ("gpt_oss", "distinct") or case.bias == "distinct"):
+        raise refused(
+            "fill", case.fill, "variant=gpt_oss, params=distinct and no such bias with it: it chooses figures"
+        )
     check_choices(case)
     check_before(case)
 
@@ -581,8 +562,14 @@ def _every_entry() -> Iterator[Case]:
     for variant, (mode, edge), layout, bias in listed:
         # A lane looks for a row's expert among two offsets or three.
         yield _case(MIXED, 24, 96, 72, variant=variant, mode=mode, edge=edge, layout=layout, bias=bias)
+    for variant, (mode, edge), layout in product(VARIANT.words, COMPILED_POLICIES, LAYOUT.words):
+        # And among four, which are unrolled, or five.
+        yield _case("gaussian", 5, 64, 136, variant=variant, mode=mode, edge=edge, layout=layout)
     for (mode, edge), layout in product(COMPILED_POLICIES, LAYOUT.words):
-        yield _case(BIASED, 3, 128, 2, variant="silu", mode=mode, edge=edge, layout=layout, bias="distinct")
+        policy: dict[str, Any] = {"mode": mode, "edge": edge, "layout": layout}
+        yield _case(BIASED, 3, 128, 2, variant="silu", bias="distinct", **policy)
+        for bias in ("none", "tiny"):
+            yield _case(STEPS, 46, 192, 46, params="distinct", routing="all-one-token", bias=bias, **policy)
 
 
 def _full() -> Iterator[Case]:

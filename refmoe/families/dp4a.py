@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -128,11 +129,15 @@ def _subnormal(draw: Draw, size: Size) -> Operands:
 _LONE = 64
 
 
-def _large(draw: Draw, size: Size) -> Operands:
+#: And in the fill `held`: what a lane holds at once.
+_LANES = 32
+
+
+def _large(draw: Draw, size: Size, lone: int = _LONE) -> Operands:
     """Products of one sign, dot * d of more bits than FP32, in blocks that one thread adds; all others are zero."""
     k = size.blocks * _BLOCK
     negative = draw.integers(2, (k,))
-    alone = np.repeat(np.arange(size.blocks) % _LONE == 0, _BLOCK)
+    alone = np.repeat(np.arange(size.blocks) % lone == 0, _BLOCK)
     codes = (96 + draw.integers(32, (size.rows, k))) * np.where(negative, -1, 1) * alone
     magnitudes = np.array([3, 5, 6, 7])[draw.integers(4, (size.experts, size.n, k))]
     scales = _scales_around(draw, size, _IDENTITY, 1)
@@ -259,6 +264,7 @@ _FILLS: Mapping[str, Fill] = MappingProxyType(
                   Limits(zeros=1.0, nans=0.5, reason="the sums are zero, whose sign is asked for")),
             _fill("overflow", "BF16 that saturates, or overflows too early or too late", _overflow,
                   Limits(nans=0.9, reason="three of four sums round to Inf, or more by alpha"), least_k=2 * _BLOCK),
+            _fill("held", "a term of one of several blocks that rounds another way", partial(_large, lone=_LANES)),
             _fill("specials", "NaN, Inf and zeros of activations lost", _specials,
                   Limits(zeros=0.3, nans=0.9, reason="NaN and Inf are what it is made of")),
             _fill("zero-specials", "a block that is skipped since its codes or its weights are zeros", _zero_specials,
@@ -267,7 +273,7 @@ _FILLS: Mapping[str, Fill] = MappingProxyType(
     }
 )  # fmt: skip
 
-_PLAIN = tuple(name for name in _FILLS if name not in ("zero-rows", "overflow", "zero-specials", "signed-d"))
+_PLAIN = tuple(name for name in _FILLS if name not in ("zero-rows", "overflow", "zero-specials", "signed-d", "held"))
 
 # --- words for outputs ----------------------------------------------------------------------------------------------
 
@@ -522,6 +528,8 @@ def _default() -> Iterator[Case]:
         yield _case(fill, m, 544, 8, 8, 2, dtype=dtype, bias=bias)
     for dtype, m in product(("f32", "bf16"), (1, 5)):  # as many blocks as a thread holds, and one more
         yield _case("signed-d", m, 4128, 4, 8, 2, dtype=dtype)
+    for m in (1, 5):
+        yield _case("held", m, 4096, 8, 8, 2)
     yield _case("gaussian", 3, 64, 8, 4, 2, ranks=2, poison=0)  # the fill's default; the first of two ranks
 
 

@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.case import MULTIPROCESSORS, Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
-from refmoe.families.expand_fills import EDGE_CHANNELS, EXPAND_FILLS, LARGE_CHANNELS, ROW_FILLS, random_bytes
+from refmoe.families.expand_fills import (
+    EDGE_CHANNELS,
+    EXPAND_FILLS,
+    LARGE_CHANNELS,
+    PRODUCT_TIES,
+    ROW_FILLS,
+    TIED_GLOBAL_SCALE,
+    channel_factors,
+    random_bytes,
+)
 from refmoe.families.extents import ELEMENT_BYTES, grouped_scales, mxfp8_grouped
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, behind, check_before, far_device, lacks_memory, of_rows
@@ -116,24 +125,8 @@ def _inputs(case: Case) -> Inputs:
 def _factors(case: Case, x: NDArray[Any]) -> dict[str, Any]:
     """The factor of the tensor and those of the channels, for the outputs that take them."""
     found: dict[str, Any] = {}
-    if case.prescale == "channel" and case.fill == EDGE_CHANNELS:
-        format, width = INPUT_FORMATS[case.dtype], case.shape.k
-        least, one = 1 << format.mantissa_bits, format.bias << format.mantissa_bits
-        kinds = np.array([one, 0, one + 1, 1, 0x8000, one - 1, 0x8000 | one, least - 1, 0x8001], np.uint16)
-        found["prescale"] = kinds[np.arange(width) % kinds.size].view(format.dtype)
-        x = prescaled(x, found["prescale"])
-    elif case.prescale == "channel" and case.fill == LARGE_CHANNELS:
-        # Half of the largest number: of a channel with it what is larger than 2 becomes an infinity, the rest does not.
-        format, channels = INPUT_FORMATS[case.dtype], np.arange(case.shape.k)
-        large, one = ((1 << format.exponent_bits) - 2) << format.mantissa_bits, format.bias << format.mantissa_bits
-        found["prescale"] = np.where(channels % 37 == 5, large, one).astype(np.uint16).view(format.dtype)
-        x = prescaled(x, found["prescale"])
-    elif case.prescale == "channel":
-        # Of every mantissa, over eight binades: a product has twice the bits of its type.
-        format, (width, draw) = INPUT_FORMATS[case.dtype], (case.shape.k, Draw("prescale", case.dtype, case.seed))
-        size = 1 << format.mantissa_bits
-        patterns = ((format.bias - 4) << format.mantissa_bits) + draw.integers(8 * size, (width,))
-        found["prescale"] = (patterns.astype(np.uint16) | draw.signs((width,))).view(format.dtype)
+    if case.prescale == "channel":
+        found["prescale"] = channel_factors(case)
         x = prescaled(x, found["prescale"])
     if case.output in ("nvfp4", "fp8_tensor"):
         amax = tensor_amax(x)
@@ -141,6 +134,8 @@ def _factors(case: Case, x: NDArray[Any]) -> dict[str, Any]:
         found["encode_scale"] = np.array([scale], np.float32)
     if case.global_scale == "expert":
         found["encode_scale"] = _expert_scales(case, found["encode_scale"][0])
+    if case.fill == PRODUCT_TIES:
+        found["encode_scale"] = np.full(found["encode_scale"].shape, TIED_GLOBAL_SCALE)
     return found
 
 
@@ -526,6 +521,8 @@ def _every_entry() -> Iterator[Case]:
         for layout, scale in product(LAYOUT.words, GLOBAL_SCALE.words) if output == "nvfp4" else (("", ""),):
             block = {"layout": layout, "global_scale": scale} if layout else {}
             yield _case("gaussian", 2, 96, 16, 11, **entry, **block)
+            if output == "nvfp4":
+                yield _case(PRODUCT_TIES, 3, 64, 4, 2, **entry, **block)
         if output == "fp8_token":
             # The largest element of a token anywhere in the eight warps of a CTA.
             yield _case("gaussian", 40, 4096, 8, 1, **entry)

@@ -14,7 +14,7 @@ from refmoe.families.family import Case, Fill
 from refmoe.families.nvfp4 import NVFP4_FILLS
 from refmoe.families.quantize import FILLS, INPUT_FORMATS, InputFormat
 from refmoe.families.vacuity import Limits
-from refmoe.formats import E4M3, MX_BLOCK
+from refmoe.formats import E4M3, MX_BLOCK, NVFP4
 
 
 def random_bytes(case: Case) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -45,6 +45,22 @@ def _row_scales(format: InputFormat, draw: Draw, m: int, k: int) -> NDArray[np.u
     """Normal values in rows whose largest magnitudes run through mantissas and binades."""
     scale = np.ldexp(1 + draw.integers(128, (m, 1)) / 128, (5 * np.arange(m)[:, None]) % 17 - 8)
     return format.patterns(draw.normal((m, k)) * scale)
+
+
+#: Of the fill `nvfp4-product-ties`: the global scale, which is also the factor of a block whose scale is 1; an element
+#: whose product with it lies a quarter of an ulp below 1.75, a tie of E2M1 that goes up; and a largest element whose
+#: block has that scale.
+TIED_GLOBAL_SCALE = np.uint32(0x3FB33333).view(np.float32)
+_TIED_ELEMENT, _TIED_LARGEST = 1.25, 4.28125
+PRODUCT_TIES = "nvfp4-product-ties"
+
+
+def _product_ties(format: InputFormat, draw: Draw, m: int, k: int) -> NDArray[np.uint16]:
+    """Elements whose product rounds to a tie, and in each block a largest one at another place."""
+    place = np.arange(m * k)
+    largest = place % NVFP4.block == place // NVFP4.block * 5 % NVFP4.block
+    values = np.where(largest, _TIED_LARGEST, _TIED_ELEMENT).reshape(m, k)
+    return np.asarray(format.patterns(values) | draw.signs((m, k)))
 
 
 def _generated(name: str, catches: str, generator: Callable[..., NDArray[np.uint16]], limits: Limits) -> Fill:
@@ -97,6 +113,12 @@ EXPAND_FILLS = Fill.by_name(
         limits=Limits(zeros=1.0, saturated=1.0, nans=1.0, scales=1, reason="large numbers leave zeros beside them"),
     ),
     *map(_of_nvfp4, ("rne-ties", "scale-ties", "scale-bytes", "fingerprint")),
+    _generated(
+        PRODUCT_TIES,
+        "of NVFP4: a product with a block's factor that rounds toward zero",
+        _product_ties,
+        Limits(scales=1, reason="all blocks are alike but for signs and places"),
+    ),
     *ROW_FILLS,
     Fill(
         "bytes",
@@ -106,3 +128,23 @@ EXPAND_FILLS = Fill.by_name(
         Limits(zeros=0.05, saturated=0.05, nans=0.05, scales=32, reason="the bytes are uniform"),
     ),
 )
+
+
+def channel_factors(case: Case) -> NDArray[Any]:
+    """A factor of the input's type for each channel, [k]."""
+    format, width = INPUT_FORMATS[case.dtype], case.shape.k
+    least, one = 1 << format.mantissa_bits, format.bias << format.mantissa_bits
+    kinds = {
+        EDGE_CHANNELS: [one, 0, one + 1, 1, 0x8000, one - 1, 0x8000 | one, least - 1, 0x8001],
+        PRODUCT_TIES: [one, 0x8000 | one, 0x8000 | one],
+    }
+    if case.fill in kinds:
+        return np.resize(np.array(kinds[case.fill], np.uint16), width).view(format.dtype)
+    if case.fill == LARGE_CHANNELS:
+        # Half of the largest number: of a channel with it what is larger than 2 becomes an infinity, the rest does not.
+        large = ((1 << format.exponent_bits) - 2) << format.mantissa_bits
+        return np.where(np.arange(width) % 37 == 5, large, one).astype(np.uint16).view(format.dtype)
+    # Of every mantissa, over eight binades: a product has twice the bits of its type.
+    draw, size = Draw("prescale", case.dtype, case.seed), 1 << format.mantissa_bits
+    patterns = ((format.bias - 4) << format.mantissa_bits) + draw.integers(8 * size, (width,))
+    return (patterns.astype(np.uint16) | draw.signs((width,))).view(format.dtype)

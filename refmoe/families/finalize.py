@@ -434,6 +434,11 @@ def _full() -> Iterator[Case]:
 #: Damages of what all sums take.
 SUM_CHANGES: Mapping[str, Change] = {
     "topk_ids-alone": lambda given: {"bias": None},
+    # 2^32 - 1 apart: in 32 bits the difference is expert 1.
+    "topk_ids-all_below": lambda given: {
+        "topk_ids": np.full_like(given["topk_ids"], -(1 << 31)),
+        "first_expert": (1 << 31) - 1,
+    },
     "weights-past_32": lambda given: {"weights": np.zeros((given["weights"].shape[0], 33), np.float32)},
     "rows-long": lambda given: {"rows": huge((given["rows"].shape[0], (1 << 31) - 8), given["rows"]), "bias": None},
 }
@@ -446,7 +451,7 @@ WRONG_SUMS: Mapping[str, str] = {
 }
 #: Of the bias that is added first.
 WRONG_BIAS: Mapping[str, str] = {
-    "topk_ids": f"{ARRAY} none alone short negative huge past",
+    "topk_ids": f"{ARRAY} none alone short negative huge past all_below",
     "bias": f"{ARRAY} flat no_rows narrow",
     "first_expert": "negative fraction int32",
 }

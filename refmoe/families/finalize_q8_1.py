@@ -72,6 +72,21 @@ def _tied_quotients(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows
     return _halved(values * _scales(draw, tokens, width, -9, 19), k)
 
 
+#: A weight, and a number whose product with it lies a quarter of an ulp below 1.75.
+_TIED_WEIGHT, _TIED_NUMBER = np.uint32(0x3FB33333).view(np.float32), 1.25
+
+
+def _tied_terms(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
+    """Terms of one rank that round to halfway between two codes; the block's largest, 127 of 1/2, is another rank's."""
+    rows = np.zeros((tokens, k, width), np.float32)
+    weights = np.full((tokens, k), np.float32(1))
+    token, first = np.arange(tokens), np.arange(width) % _BLOCK == 0
+    rows[token, token % k] = np.where(first, 0, _TIED_NUMBER) * np.where(draw.integers(2, (tokens, width)), 1, -1)
+    rows[token, (token + 1) % k] = np.where(first, 63.5, 0)
+    weights[token, token % k] = _TIED_WEIGHT
+    return rows, weights
+
+
 def _fingerprints(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
     """A scale of its own for each block among its 19 neighbours, and sums of 8 significant bits."""
     values = (128 + draw.integers(128, (tokens, width))) / 128 * np.where(draw.integers(2, (tokens, width)), 1, -1)
@@ -133,7 +148,7 @@ _PLAIN = ("gaussian", "cancelling")
 #: Those of `finalize` at the ends of FP32.
 _ODD = ("zeros", "subnormal", "weights")
 #: Those that ask for one operation of a sum.
-_SUMS = ("sum-ties", "ordered-sums")
+_SUMS = ("sum-ties", "ordered-sums", "tied-terms")
 
 _FILLS = Fill.by_name(
     *(dataclasses.replace(SUM_FILLS[name], limits=_ORDINARY) for name in _PLAIN),
@@ -145,6 +160,8 @@ _FILLS = Fill.by_name(
              least_t=2),
     dataclasses.replace(SUM_FILLS["sum-ties"], limits=_CANCELLED),
     sum_fill("ordered-sums", "a block's sum that is made in another order", _ordered_sums, _CANCELLED, least_t=2),
+    sum_fill("tied-terms", "a term that rounds toward zero", _tied_terms, Limits(scales=1, reason="terms are alike"),
+             least_t=2),
 )  # fmt: skip
 _TELLING = tuple(name for name in _FILLS if name not in (*_ODD, *_SUMS))
 

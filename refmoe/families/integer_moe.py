@@ -274,6 +274,7 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 8, 96, 64, 6, 2, path, routing="padded")  # a batch as a graph pads it
         yield _case("gaussian", 3, 32, 32, 2, 1, path, routing="unset")
         yield _case("gaussian", 4, 96, 64, 8, 2, path, routing="all-one-token", params="distinct")
+        yield _case("gaussian", 2, 32, 32, 11, 32, path, ranks=3)  # as many choices as there may be
 
 
 def _full() -> Iterator[Case]:

@@ -574,6 +574,9 @@ def _default() -> Iterator[Case]:
     for fill, dtype, m, experts in product(_LOGITS, ("f32", "bf16"), (_FEW, _MANY), (250, 1000)):
         bias = "none" if fill == "signed-zeros" else "distinct"
         yield _route(fill, m, experts, 11, dtype=dtype, bias=bias)
+    # Three choices behind those that a loop takes at once, of any of a lane's four logits.
+    for dtype, m in product(("f32", "bf16"), (_FEW, _MANY)):
+        yield _route("gaussian", m, 128, 7, dtype=dtype)
 
 
 def _full() -> Iterator[Case]:
@@ -593,6 +596,8 @@ _CHANGES: Mapping[str, Change] = {
     # More tokens than threads are counted for, and more experts than CTAs that walk over the rows.
     "logits-many_tokens": lambda given: {"logits": huge((1 << 26, 16), given["logits"]), "bias": None},
     "logits-many_experts": lambda given: {"logits": np.zeros((1, 1025), np.float32), "bias": None},
+    "k-past_all": lambda given: {"k": 17},
+    "k-past_32": lambda given: {"logits": np.zeros((3, 64), np.float32), "bias": None, "k": 33},
     "topk_ids-many_choices": lambda given: {"topk_ids": np.zeros((1, 33), np.int32)},
     "logits-many_choices": lambda given: {"logits": huge(((1 << 26) - 1, 64), given["logits"]), "bias": None, "k": 32},
     "num_experts_local-past_all": lambda given: {"num_experts_local": 17, "first_expert": 0},
@@ -604,10 +609,13 @@ def _refuses() -> Iterator[Case]:
     ranks = {"num_experts_local": "zero text flag int32", "first_expert": "negative fraction huge", "fill": BYTE}
     yield from wrong_calls(
         _route("gaussian", 3, 8, 2, bias="distinct", first_expert=8, ranks=2),
-        {"logits-many_tokens": "threads", "logits-many_choices": "rows after expansion and threads"},
+        {
+            **{"logits-many_tokens": "threads", "logits-many_choices": "rows after expansion and threads"},
+            **{"k-past_all": "k: found int 17", "k-past_32": "k: found int 33"},
+        },
         logits=f"{ARRAY} flat no_columns many_tokens many_experts many_choices",
         bias=f"{ARRAY} short",
-        k="zero text flag int32",
+        k="zero text flag int32 past_all past_32",
         **{
             **ranks,
             "num_experts_local": f"{ranks['num_experts_local']} past_all",

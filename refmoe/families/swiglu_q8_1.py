@@ -30,7 +30,8 @@ from refmoe.families.choices import RANKS, ROUTING, check_choices
 from refmoe.families.extents import q8_1_rows
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, check_before, far_device, lacks_memory
-from refmoe.families.fills.tied_gates import BIASED, SIGMOID_TIES, q8_1_ties, tied_fill
+from refmoe.families.fills.sigmoid_gates import STEPS
+from refmoe.families.fills.tied_gates import BIASED, SIGMOID_TIES, q8_1_steps, q8_1_ties, tied_fill
 from refmoe.families.kept import chained
 from refmoe.families.q8_1 import BlockHalves, Int8Codes, q8_outputs
 from refmoe.families.vacuity import Limits, doubt_values
@@ -42,8 +43,9 @@ from refmoe.reference.swiglu_q8_1 import swiglu_q8_1
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-_FILLS = {name: fill for name, fill in GATE_FILLS.items() if name not in (MIDPOINTS, CLAMPED, TIES, BIASED)}
+_FILLS = {name: fill for name, fill in GATE_FILLS.items() if name not in (MIDPOINTS, CLAMPED, TIES, BIASED, STEPS)}
 _FILLS[SIGMOID_TIES] = tied_fill(GATE_FILLS["gaussian"])
+_FILLS[STEPS] = dataclasses.replace(_FILLS[SIGMOID_TIES], name=STEPS, catches=GATE_FILLS[STEPS].catches)
 
 #: Results of SwiGLU are uneven: many are far below their block's largest.
 _LIMITS = Limits(zeros=0.5, reason="most results of a block may be far below its largest")
@@ -54,10 +56,10 @@ _UNEVEN = ("specials", "tiny", "sigmoid-edges", "clamps", "zeros")
 
 def _inputs(case: Case) -> Inputs:
     """Rows in BF16; or in FP32, with all of its bits, where the first product does not round to 16 bits."""
-    tied = case.fill == SIGMOID_TIES
+    tied = case.fill in (SIGMOID_TIES, STEPS)
     given = dict(gate_inputs(dataclasses.replace(case, fill="gaussian") if tied else case))
     if tied:
-        given["gate_up"] = q8_1_ties(case.variant, case.shape.m, case.shape.k)
+        given["gate_up"] = (q8_1_steps if case.fill == STEPS else q8_1_ties)(case.variant, case.shape.m, case.shape.k)
     elif case.dtype == "f32":
         bits = given["gate_up"].view(np.uint16).astype(np.uint32) << 16
         ordinary = (bits & 0x7F800000) < 0x7F800000
@@ -171,7 +173,11 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 3, 96, 2, dtype=dtype, variant=variant, quantizer=quantizer, programmatic=1)
     for variant, quantizer in product(("gpt_oss", "silu"), QUANTIZERS):
         yield _case(SIGMOID_TIES, 14, 32, 2, dtype="f32", variant=variant, quantizer=quantizer)
+        yield _case(STEPS, 46, 32, 2, dtype="f32", variant=variant, quantizer=quantizer)
     yield _case("gaussian", 1, 416, 3)  # a single slice
+    # A lane looks for a row's expert among two offsets or three; or among four, which are unrolled, or five.
+    for dtype, variant, quantizer, experts in product(("bf16", "f32"), ("gpt_oss", "silu"), QUANTIZERS, (72, 136)):
+        yield _case("gaussian", 5, 64, experts, dtype=dtype, variant=variant, quantizer=quantizer)
     yield _case("gaussian", 5, 64, 3, first_expert=3, ranks=2, poison=0)  # the fill's default
 
 

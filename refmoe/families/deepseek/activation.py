@@ -19,6 +19,7 @@ from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offset
 from refmoe.families.extents import block_fp8_rows
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Lack, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, behind, far_device, lacks_memory
+from refmoe.families.fills.sigmoid_gates import STEPS, silu_steps
 from refmoe.families.quantize import LOOPING_ROWS
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_codes
@@ -183,6 +184,10 @@ def _near_ties(draw: Draw, rows: int, width: int) -> Pair:
     return np.full((rows, width), 64.0), np.ldexp(results, exponent - 6)
 
 
+def _steps(draw: Draw, rows: int, width: int) -> Pair:
+    return silu_steps(rows, width, TILE)
+
+
 _MOSTLY = Limits(zeros=0.95, saturated=0.9, nans=0.95, scales=1)
 
 _FILLS = Fill.by_name(
@@ -218,9 +223,10 @@ _FILLS = Fill.by_name(
         _lacks_fp32,
     ),
     Fill("near-ties", "a code rounded from a product that was rounded another way", _near_ties, lack=_lacks_fp32),
+    Fill(STEPS, "a step of the exponential that is another one, where a scale is a power of two", _steps),
 )
 #: Fills of FP32 numbers all of whose bits are chosen.
-_OF_FP32 = ("ties", "exponents", "near-ties")
+_OF_FP32 = ("ties", "exponents", "near-ties", STEPS)
 
 
 # --- words ----------------------------------------------------------------------------------------------------------

@@ -162,6 +162,8 @@ def _default() -> Iterator[Case]:
     for dtype, policy, scales in product(("bf16", "f32"), POLICIES, SCALES):
         yield _case("fingerprint", 2, 128, 8, 7, dtype=dtype, policy=policy, scales=scales)
     yield _case("gaussian", 5, 128, 3, 2, ranks=2, poison=0)  # the fill's default; the first of two ranks
+    # As many elements of rows as make 2^31 of 128 bytes each, which no row needs.
+    yield _case("gaussian", 64, 8192, 4, 32, routing="elsewhere", ranks=9)
 
 
 def _full() -> Iterator[Case]:

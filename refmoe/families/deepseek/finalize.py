@@ -212,6 +212,9 @@ def _default() -> Iterator[Case]:
     # Each entry has machine code of its own: each meets every fill.
     for dtype, out, order, fill in product(_DTYPES, _DTYPES, ORDERS, _PLAIN):
         yield _case(fill, 9, 160, 16, 11, dtype=dtype, out=out, order=order, scale="third")
+    # As many ranks as there may be, of which some choices have no row.
+    for dtype, out, order in product(_DTYPES, _DTYPES, ORDERS):
+        yield _case("gaussian", 5, 96, 30, 32, ranks=2, dtype=dtype, out=out, order=order)
 
 
 def _full() -> Iterator[Case]:

@@ -20,6 +20,7 @@ from refmoe.families.case import SCHEDULES, Shape, number, refused, word
 from refmoe.families.choices import RANKS, ROUTED
 from refmoe.families.extents import routing_extents
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Lack, Outputs
+from refmoe.families.fills.sigmoid_gates import STEPS, step_logits
 from refmoe.families.routing import ENTRY, ChoiceRows, FirstRows, RefusedToken, RowChoices, Weights, maps_of, outputs_of
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.wrong import ARRAY, BYTE, WRONG, Change, called, huge, wrong_calls
@@ -117,10 +118,20 @@ def _negative(draw: Draw, case: Case) -> Scores:
 
 
 def _negative_ties(draw: Draw, case: Case) -> Scores:
-    """Two kinds of groups with the same sum of negative scores, of a number and itself, and of two beside it.
+    """Ties of groups whose scores are about -1."""
+    return _tied_sums(draw, case, -1)
 
-    Every sigmoid is 1/2. Scores are about -1, in steps of 2^-23. A sum has steps twice as large, and an odd number of
-    them: a step of either score makes a tie of it, which goes to an even number.
+
+def _positive_ties(draw: Draw, case: Case) -> Scores:
+    """Ties of groups whose scores are about 1."""
+    return _tied_sums(draw, case, 1)
+
+
+def _tied_sums(draw: Draw, case: Case, sign: int) -> Scores:
+    """Two kinds of groups with the same sum of scores, of a number and itself, and of two beside it.
+
+    Every sigmoid is 1/2. Scores are about 1 or -1, in steps of 2^-23. A sum has steps twice as large, and an odd number
+    of them: a step of either score makes a tie of it, which goes to an even number.
     """
     tokens, experts = _size(case)
     size = experts // case.groups
@@ -129,7 +140,8 @@ def _negative_ties(draw: Draw, case: Case) -> Scores:
     bias = np.full((case.groups, size), -2.5)
     first = draw.integers(size - 1, (case.groups,))
     rows = np.arange(case.groups)
-    bias[rows, first], bias[rows, first + 1] = -1.5 - leading[:, 0], -1.5 - leading[:, 1]
+    about = sign - 0.5
+    bias[rows, first], bias[rows, first + 1] = about + sign * leading[:, 0], about + sign * leading[:, 1]
     return np.zeros((tokens, experts), np.float32), bias.reshape(-1).astype(np.float32)
 
 
@@ -264,8 +276,12 @@ _ROUNDED = {
 
 def _roundings(draw: Draw, case: Case) -> Scores:
     """`_ROUNDED`, chosen in one group of each token, each of them in each 32 experts in turn; little of all else."""
+    return _in_turn(np.array(_ROUNDED[case.dtype], np.float32), case)
+
+
+def _in_turn(listed: F32, case: Case) -> Scores:
+    """Logits that are chosen in one group of each token, each in each 32 experts in turn; little of all else."""
     tokens, experts = _size(case)
-    listed = np.array(_ROUNDED[case.dtype], np.float32)
     # No two of the others have one weight, where there are so few experts that they are chosen, too.
     logits = np.tile(np.float32(-30) - np.arange(experts, dtype=np.float32) / np.float32(4), (tokens, 1))
     width = experts // case.groups
@@ -279,8 +295,23 @@ def _roundings(draw: Draw, case: Case) -> Scores:
     return logits, np.zeros(experts, np.float32)
 
 
+def _steps(draw: Draw, case: Case) -> Scores:
+    """`step_logits`, one for all experts of a token: a sigmoid that gets larger is chosen before the first ones.
+
+    And behind these one logit of each step as in `_in_turn`, since for the first experts weights alone tell.
+    """
+    listed = step_logits()
+    logits, bias = _in_turn(listed[::2], case)
+    logits[: listed.size] = listed[: len(logits), None]
+    return logits, bias
+
+
 def _lacks_bias(case: Case) -> Lack | None:
     return None if case.bias == "distinct" else Lack("bias", f"bias=distinct for the fill {case.fill}")
+
+
+def _lacks_fp32(case: Case) -> Lack | None:
+    return None if case.dtype == "f32" else Lack("dtype", f"dtype f32 for the fill {case.fill}")
 
 
 _FILLS = Fill.by_name(
@@ -295,12 +326,14 @@ _FILLS = Fill.by_name(
     Fill("twins", "two equal scores of a group counted once", _twins),
     Fill("bias-alone", "a subnormal bias flushed, -0 told from +0", _bias_alone, lack=_lacks_bias),
     Fill("negative-ties", "the last bit of a negative score lost in its group's", _negative_ties, lack=_lacks_bias),
+    Fill("positive-ties", "the last bit of a positive score lost in its group's", _positive_ties, lack=_lacks_bias),
     Fill("largest", "the largest numbers taken for infinities", _largest, lack=_lacks_bias),
     Fill("never", "-Inf chosen, or taken for padding", _never, lack=_lacks_bias),
     Fill("same", "experts without rows, and one with a row of every token", _same, lack=_lacks_bias),
     Fill("refused", "NaN accepted, NaN of a dropped group overlooked, the wrong token reported", _refused),
     Fill("infinite", "a score of +Inf accepted", _infinite, lack=_lacks_bias),
     Fill("roundings", "an operation of the sigmoid that rounds another way", _roundings),
+    Fill(STEPS, "a constant of the sigmoid with another last bit", _steps, lack=_lacks_fp32),
     Fill("too-few", "fewer than k experts in the groups that are kept, and no word of it", _too_few, lack=_lacks_bias),
 )
 
@@ -308,9 +341,11 @@ _FILLS = Fill.by_name(
 #: Fills of sizes and biases that no other one has.
 _EDGE_FILLS = ("equal", "twins", "bias-alone", "infinite")
 #: Fills that ask for one decision.
-_SINGLE = ("negative-ties", "largest")
+_SINGLE = ("negative-ties", "largest", "positive-ties")
+#: Fills of which few weights differ.
+_IDS_TELL = ("ties", "close", "equal", "negative-ties", "positive-ties")
 #: Fills that need more tokens than others, to reach every expert of a lane.
-_LONG = ("roundings",)
+_LONG = ("roundings", STEPS)
 _PLAIN = tuple(name for name in _FILLS if name not in (*_EDGE_FILLS, *_SINGLE, *_LONG))
 
 
@@ -422,7 +457,7 @@ def _doubt(case: Case, scores: F32, ids: NDArray[np.int32], weights: F32, answer
     """Weights that are alike agree with a kernel that never looks at the scores, and so do groups that drop nobody."""
     if not answered.any():
         return None
-    if case.shape.t > 1 and case.fill not in ("ties", "close", "equal", "negative-ties"):  # whose ids tell
+    if case.shape.t > 1 and case.fill not in _IDS_TELL:
         found, need = np.unique(weights[answered]).size, min(2 * int(answered.sum()), 4)
         if found < need:
             return f"{found} distinct weights, fewer than {need}: nothing shows of the scores"
@@ -537,11 +572,15 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 2, experts, 32, 8, 4, dtype=dtype, rule=rule)  # a choice for each lane
         yield _case("roundings", 40, experts, 6, 8, 4, dtype=dtype, rule=rule, scale="1")
     yield _case("gaussian", 3, 8, 2, 4, 2, entry="function")
+    for rule, experts in product(RULES, (256, 512)):
+        yield _case(STEPS, 94, experts, 6, 8, 4, rule=rule, scale="1")
 
 
 def _full() -> Iterator[Case]:
     routers = (*_ROUTERS, (512, 22, 32, 9), (72, 6, 6, 2), (33, 9, 3, 2), (8, 8, 4, 4))
     for seed, fill, dtype, rule, router in product((1, 2), _FILLS, ("f32", "bf16"), RULES, routers):
+        if fill == STEPS and dtype == "bf16":
+            continue
         for m in (9, 33):  # fewer tokens may all keep what they would without groups
             yield _case(fill, m, *router, dtype=dtype, seed=seed, rule=rule)
     for t in range(1, 33):

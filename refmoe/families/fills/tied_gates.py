@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.family import Case, Fill, Lack
+from refmoe.families.fills.sigmoid_gates import STEP_PAIRS
 from refmoe.formats import MX_BLOCK, Q8_1
 
 #: BF16 bits of (gate, up) with a result within 24 ulps of the middle between two E4M3 numbers, on either side of it: of
@@ -31,6 +32,8 @@ _LEAST_GATE = 2.0**-31
 #: A gate whose sigmoid needs clamps; its result is next to nothing.
 _FAR_GATE = -300.0
 
+F32 = NDArray[np.float32]
+
 
 def mixed_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Gates and ups [rows, width] beside the middle of two codes, and one of each 16 neighbours a far gate.
@@ -45,6 +48,17 @@ def mixed_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArra
     lanes = gates.reshape(-1, MX_BLOCK // 2)
     lanes[np.arange(len(lanes)), draw.integers(MX_BLOCK // 2, (len(lanes),))] = _FAR_GATE
     return gates.reshape(rows, width), ups.reshape(rows, width)
+
+
+def halved_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Gates of 2^-23, whose 1 + exp is the last number below 2, and ups that are halved to a tie of two codes.
+
+    The reciprocal of that number lies next to the middle of two others, above. Rounded to the other one it is a half,
+    and the tie goes to even; rounded right it goes up. A block begins with its largest element.
+    """
+    first = np.arange(width) % MX_BLOCK == 0
+    ups = np.where(first, 256.0, 17.0 + 4 * draw.integers(4, (rows, width)))
+    return np.full((rows, width), 2.0**-23), ups
 
 
 #: The fill of `biased_gates`, whose biases are `biased_terms`.
@@ -112,12 +126,18 @@ _ON_2_625: Mapping[str, NDArray[np.uint32]] = MappingProxyType(
 _ON_31_75 = MappingProxyType({"gpt_oss": (0x40E00000, 0x406249A4), "silu": (0x42000000, 0x3F7E0000)})
 
 
-def q8_1_ties(variant: str, rows: int, width: int) -> NDArray[np.float32]:
-    """FP32 rows [rows, 2 * width] as the variant lays them out: blocks of a largest element and ties.
+def q8_1_ties(variant: str, rows: int, width: int) -> F32:
+    """FP32 rows [rows, 2 * width] as the variant lays them out: blocks of a largest element and ties."""
+    return _blocks(_ON_2_625[variant], variant, rows, width)
 
-    As many blocks as there are pairs have each pair in each place but the first.
-    """
-    pairs = _ON_2_625[variant]
+
+def q8_1_steps(variant: str, rows: int, width: int) -> F32:
+    """The same of the pairs of `STEP_PAIRS`, whose results lie on 2.875, or on the number below."""
+    return _blocks(STEP_PAIRS[variant], variant, rows, width)
+
+
+def _blocks(pairs: NDArray[np.uint32], variant: str, rows: int, width: int) -> F32:
+    """As many blocks as there are pairs have each pair in each place but the first, which is the largest."""
     places = np.arange(rows * width)
     chosen = pairs[(places + places // Q8_1.block) % len(pairs)]
     chosen[places % Q8_1.block == 0] = _ON_31_75[variant]

@@ -277,6 +277,7 @@ def _default() -> Iterator[Case]:
     for tile in TILES:
         for stages in sorted({MIN_STAGES, max_stages(tile)}):
             yield _case("wide-range", Shape(m=2, k=1440, n=16, e=2), tile=str(tile), stages=stages)
+        yield _case("wide-range", Shape(m=2, k=1440, n=16, e=2), "bf16", tile=str(tile), stages=MIN_STAGES)
     for tile in TILES:
         yield _case("gaussian", Shape(m=0, k=416, n=72, e=2), tile=str(tile))
     yield from _edges()
@@ -371,6 +372,8 @@ def _every_entry() -> Iterator[Case]:
         yield _case("gaussian", below, dtype, tile=str(tile), routing="same-experts", alpha="edges", bias="tiny")
         # The first of the next lanes' experts has all rows, and a CTA's first tile.
         yield _case("gaussian", Shape(m=3, k=64, n=16, e=33), dtype, tile=str(tile), routing="same-experts")
+        if dtype == "bf16":  # sums on the middle of two BF16 numbers that a bias draws below it, as toward zero shows
+            yield _case("overflow", Shape(3 * tile.n, 64, n=tile.m, e=3), dtype, tile=str(tile), bias="tiny")
         if dtype == "f32":  # sums of zero in a CTA's second tile
             yield _case("zero-rows", Shape(m=2, k=64, n=tile.m + 8, e=1), dtype, tile=str(tile), multiprocessors=1)
 

@@ -283,6 +283,8 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", below, dtype, tile=str(tile), routing="same-experts", alpha="edges", bias="tiny")
     for dtype in OUTPUTS:
         yield _case("overflow", Shape(9, 96, n=24, e=2), dtype, tile=str(_SHALLOW), alpha="distinct")
+    for tile in TILES:  # sums on the middle of two BF16 numbers that a bias draws below it, as toward zero shows
+        yield _case("overflow", Shape(3 * tile.n, 96, n=tile.m, e=3), "bf16", tile=str(tile), bias="tiny")
     for experts in (256, 384, 99):  # a row at each, and all at one
         shape = Shape(experts, 96, n=8, e=experts)
         yield _case("one-hot-tokens", shape, "bf16", routing="all-one-token", alpha="distinct", tile=str(_SHALLOW))
@@ -305,6 +307,9 @@ def _default() -> Iterator[Case]:
     # More steps of K than stages: the ring wraps, and its barriers go through several phases.
     for stages in (MIN_STAGES, max_stages(_SHALLOW, DEFAULT_ARCH)):
         yield _case("wide-range", Shape(2, 1440, n=16, e=2), tile=str(_SHALLOW), stages=stages)
+    for tile, dtype in itertools.product(TILES, OUTPUTS):  # barriers of fewer stages than a loop sets up at once
+        if (tile, dtype) != (_SHALLOW, "f32"):
+            yield _case("wide-range", Shape(2, 1440, n=16, e=2), dtype, tile=str(tile), stages=MIN_STAGES)
     yield _case("gaussian", Shape(0, 416, n=72, e=2))
     # gpt-oss at decode: a token at 4 of 128 experts, M = 1 at each.
     yield _case("wide-range", Shape(4, _GPT_OSS_K, n=8, e=_EXPERTS), "bf16", alpha="distinct", bias="distinct")
