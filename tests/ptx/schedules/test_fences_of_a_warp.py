@@ -63,8 +63,8 @@ def test_fences_without_an_order_between_the_blocks_do_not(fence: str, again: st
         launch(fence, again)
 
 
-# As above with three warps. What the third wrote the second one's fences pass on, which met it before; so they know more
-# than those of the first. Lane `left` of block 0 fences nothing.
+# As above with three warps. What the third wrote the second one's fences pass on, which met it before; so they know
+# more than those of the first. Lane `left` of block 0 fences nothing.
 OF_WARPS = """
     mul.wide.u32 %d3, %r1, 4; add.u64 %d4, %d3, %d1; add.u64 %d5, %d1, 1024;
     sub.u32 %r4, 95, %r1; mul.wide.u32 %d6, %r4, 4; add.u64 %d6, %d6, %d1;
