@@ -16,7 +16,6 @@ import numpy as np
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.errors import WarpError
-from refmoe.ptx.native.clocks import raise_rows
 from refmoe.ptx.state.pages import untouched
 from refmoe.ptx.text.syntax import Instruction
 
@@ -151,18 +150,17 @@ class Barriers:
         if clocks is None:
             return
         warps = np.flatnonzero(mask.reshape(-1, 32).any(axis=1))
-        known, beyond = clocks.knowledge(warps, self.machine.alive, self.machine.exist)
         owner = warps // self.machine.warps
         first = np.r_[True, owner[1:] != owner[:-1]]
         group = np.cumsum(first) - 1
-        joined = np.zeros((int(group[-1]) + 1, known.shape[1]), np.int64)
-        raise_rows(joined, group, known)
+        joined = np.zeros((int(group[-1]) + 1, clocks.columns), np.int64)
+        beyond = clocks.bring(joined, group, warps, self.machine.alive, self.machine.exist)
         if any(each is not None for each in beyond):
             together: dict[int, Knowledge | None] = {}
             for cta, each in zip(owner.tolist(), beyond, strict=True):
                 together[cta] = clocks.pool.join(together.get(cta), each)
             beyond = [together[cta] for cta in owner.tolist()]
-        clocks.learn(warps, joined, group, beyond)
+        clocks.learn(warps, joined[:, : clocks.used], group, beyond)
         self.machine.tick(self.machine.launch.clock + 1)
 
     def settle(self) -> None:
@@ -211,8 +209,7 @@ class Barriers:
         self._check_aligned(lanes)
         self._counted[lanes] = True
         if machine.clocks is not None:
-            known, beyond = machine.clocks.knowledge(warps, machine.alive, machine.exist)
-            raise_rows(self._known[:, number, : known.shape[1]], owner, known)
+            beyond = machine.clocks.bring(self._known[:, number], owner, warps, machine.alive, machine.exist)
             for cta, each in zip(owner.tolist(), beyond, strict=True):
                 if each is not None:
                     together = machine.clocks.pool.join(self._beyond.get((cta, number)), each)

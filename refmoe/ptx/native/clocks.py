@@ -4,12 +4,16 @@
 
 Row `keys[i]` of `target` becomes the maximum of itself and of row `rows[i]` of `source`, one i after another, int64
 [count] both. `target_bytes` and `source_bytes` are the distances of neighbouring rows, which have `width` words.
+
+Words are steps, and none is negative. Most are zero: what rows know lies together, such as the lanes of a warp, and
+parts of rows that are zero raise nothing. Where a part of the source is zero, the target is not touched.
 """
 
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -23,6 +27,11 @@ _WORD_BYTES = 8
 # Words that are compared together.
 _TOGETHER = 8
 _TOGETHER_SHIFT = 3
+# Vectors of a part that is passed over if it is zero: four lines of the cache.
+_PART = 4
+_PART_SHIFT = 2
+_VECTOR_BYTES = _TOGETHER * _WORD_BYTES
+_KIND = vector(I64, _TOGETHER)
 
 
 @cache
@@ -42,10 +51,16 @@ def _text() -> str:
     with code.range(count) as number:
         mine = target + code.load(I64, keys + number * _WORD_BYTES, align=8) * target_bytes
         theirs = source + code.load(I64, rows + number * _WORD_BYTES, align=8) * source_bytes
-        with code.range(whole) as chunk:
-            at = chunk * (_TOGETHER * _WORD_BYTES)
-            kind = vector(I64, _TOGETHER)
-            both = code.max(code.load(kind, mine + at, align=8), code.load(kind, theirs + at, align=8))
+        with code.range(whole >> _PART_SHIFT) as part:
+            begin = part * (_PART * _VECTOR_BYTES)
+            brought = [code.load(_KIND, theirs + begin + i * _VECTOR_BYTES, align=8) for i in range(_PART)]
+            with code.when(code.any(reduce(or_, brought).differs(0))):
+                for i, each in enumerate(brought):
+                    at = begin + i * _VECTOR_BYTES
+                    code.store(code.max(code.load(_KIND, mine + at, align=8), each), mine + at, align=8)
+        with code.range(whole & (_PART - 1)) as chunk:
+            at = ((whole & -_PART) + chunk) * _VECTOR_BYTES
+            both = code.max(code.load(_KIND, mine + at, align=8), code.load(_KIND, theirs + at, align=8))
             code.store(both, mine + at, align=8)
         with code.range(width & (_TOGETHER - 1)) as word:
             at = ((whole << _TOGETHER_SHIFT) + word) * _WORD_BYTES
@@ -59,9 +74,10 @@ def raise_rows(table: Array, keys: Array, source: Array, rows: Array | None = No
     """`np.maximum.at(table, keys, source[rows])`, without copies of the rows.
 
     Args:
-        table: int64 [n, width], raised in place. The words of a row are neighbours, the rows need not be.
+        table: int64 [n, width], not negative, raised in place. The words of a row are neighbours, the rows need not be.
         keys: int64 [m], rows of the table; each may come several times.
-        source: int64 [k, width], likewise; it has no word in common with the table.
+        source: int64 [k, width], likewise; a row that is raised has no word in common with one that is brought to it,
+            unless both are the same.
         rows: int64 [m], rows of the source; None for one after another.
     """
     if not keys.size:

@@ -377,6 +377,31 @@ class Clocks:
 
     # Barriers, at which whole warps meet
 
+    def bring(self, table: Array, rows: Array, warps: Array, alive: Array, exist: Array) -> list[Knowledge | None]:
+        """Warps, all of whose living lanes are here, come to a barrier; returns what they know of other clusters, [n].
+
+        Args:
+            table: int64 [m, columns], what was brought to barriers before, raised by what these bring.
+            rows: int64 [n], of the table: the barrier of each warp.
+            warps: int64 [n].
+            alive, exist: bool [all lanes], see `knowledge`.
+        """
+        apart = self.apart[warps]
+        if self.sequential or (self._leave and not alive.reshape(-1, LANES)[warps].all()):
+            known, beyond = self.knowledge(warps, alive, exist)
+            raise_rows(table[:, : known.shape[1]], rows, known)
+            return beyond
+        raise_rows(table[:, : self.used], rows, self.seen[:, : self.used], warps)
+        beyond = [self.beyond.get(warp) for warp in warps.tolist()] if self.beyond else [None] * len(warps)
+        for number in np.flatnonzero(apart).tolist():
+            own = np.array(self._lanes_apart(int(warps[number])))
+            raise_rows(table[:, : self.used], np.full(len(own), rows[number]), self.seen[:, : self.used], own)
+            for row in own.tolist() if self.beyond else ():
+                beyond[number] = self.pool.join(beyond[number], self.beyond.get(row))
+        # Nobody knows a later step of them.
+        table[rows, warps % self.warps] = self.now
+        return beyond
+
     def knowledge(self, warps: Array, alive: Array, exist: Array) -> tuple[Array, list[Knowledge | None]]:
         """What warps, all of whose living lanes are here, bring to a barrier now: [n, used], and beyond [n].
 
