@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.ptx.native import boxes
 from refmoe.ptx.native import pages as native
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT, cleared, untouched
@@ -131,14 +132,13 @@ class Granules:
         """Each of `records` [n] is that of the last write of all granules in the range from `first` [n] on."""
         if not first.size:
             return
-        held = self.states[_pages(first, span)]
-        if held.min() < held.max():
-            for row, slots in self.ranges(first, span):
-                self.writes[slots] = records[row]
-            return
-        shift = int(held[0, 0]) - 1
-        index = first[:, None] + np.arange(0, span, 1 << shift)
-        self.writes[(index & -PAGE) + ((index & PAGE - 1) >> shift)] = records[:, None]
+        first, records = np.ascontiguousarray(first, np.int64), np.ascontiguousarray(records, np.int64)
+        # Native code does not ask where it writes.
+        assert len(first) == len(records)
+        assert 0 <= int(first.min()) <= int(first.max()) <= self.size - span
+        boxes.functions().record(
+            self.writes.ctypes.data, self.states.ctypes.data, first.ctypes.data, records.ctypes.data, len(first), span
+        )
 
     def ranges(self, first: Array, span: int) -> Iterator[tuple[int, slice]]:
         """(number of the range, its slots in one page) of ranges of `span` bytes from `first` [n] on."""

@@ -185,20 +185,22 @@ def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], where: S
     region = machine.arena.window(int(address[0]))
     inside = found.inside
     if inside is not None and not inside.any():
-        return Cut(access, None, found.index, inside, found.place, box.fill)
+        return Cut(access, None, found.begin, found.offset, inside, found.place, box.fill)
     if region is None or region.space != "global":
         access._fault(frame, "unmapped", int(lanes[0]), int(address[0]), region, None)
     assert region is not None
-    index = found.index + (address - np.uint64(region.base)).view(np.int64)[:, None]
-    beyond = (index < 0) | (index > region.size - found.width)
-    beyond = beyond if inside is None else beyond & inside
-    if beyond.any():
-        row, column = np.unravel_index(int(np.argmax(beyond)), beyond.shape)
-        offset = int(index[row, column])
-        access._fault(frame, "out of bounds", int(lanes[row]), region.base + offset, region, offset)
-    cut = Cut(access, region, index, inside, found.place, box.fill)
+    begin, last = found.begin + (address - np.uint64(region.base)).view(np.int64), region.size - found.width
+    cut = Cut(access, region, begin, found.offset, inside, found.place, box.fill)
+    if (begin + found.offset.min(axis=-1) < 0).any() or (begin + found.offset.max(axis=-1) > last).any():
+        # What lies outside the tensor may.
+        beyond = (cut.index < 0) | (cut.index > last)
+        beyond = beyond if inside is None else beyond & inside
+        if beyond.any():
+            row, column = np.unravel_index(int(np.argmax(beyond)), beyond.shape)
+            offset = int(cut.index[row, column])
+            access._fault(frame, "out of bounds", int(lanes[row]), region.base + offset, region, offset)
     if isinstance(access, Store):
-        access._check_writable(frame, region, index[:, 0], lanes)
+        access._check_writable(frame, region, cut.index[:, 0], lanes)
     return cut
 
 
@@ -358,7 +360,7 @@ def _plain(
         place = np.arange(0, count, _CHUNK)
         for region, which, begin in there._parts(frame, address[rows], lanes[rows]):
             some = slice(None) if which is None else which
-            cut = Cut(_sized(other, _CHUNK), region, begin[:, None] + place, None, place)
+            cut = Cut(_sized(other, _CHUNK), region, begin, place, None, place)
             if isinstance(other, Store):
                 other._check_writable(frame, region, begin, lanes[rows][some])
             yield _Part(rows[some], whole, index[some], count, cut)

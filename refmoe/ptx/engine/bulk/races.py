@@ -18,6 +18,8 @@ from refmoe.ptx.engine.order.accessing import Accessing
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.combined import Combined
 from refmoe.ptx.engine.races import RaceShadow, merge, shadow_of
+from refmoe.ptx.native import boxes
+from refmoe.ptx.native.boxes import Tables
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.pages import untouched
@@ -110,17 +112,11 @@ class BulkShadow(RaceShadow):
         """
         self.note(frame, access, region, first, lanes, span, "write")
         self.granules.prepare(first, span, CHUNK)
-        clocks, lines = frame.machine.clocks, self._lines(first, span)
-        seen = clocks.seen[clocks.rows(lanes), : self.readers]
-        fine = self._bulk_ordered(frame, lines, lanes)
-        reads = self._read_steps[lines].max(axis=1)
-        fine &= (reads[:, : self.readers] <= seen).all(axis=1) & (reads[:, self.readers] == 0)
-        products = clocks.seen[clocks.rows(lanes)[:, None], clocks.agents + self._multiplying]
-        fine &= (reads[:, self.readers + 1 :] <= products).all(axis=1)
-        half = clocks.crossed
-        crossed = np.minimum(seen, clocks.seen[clocks.rows(lanes), half : half + self.readers])
-        fine &= (self._write_steps[lines].max(axis=1) <= crossed).all(axis=1)
-        for row in np.flatnonzero(~fine):
+        clocks = frame.machine.clocks
+        doubtful = np.flatnonzero(~self._lines_come_first(frame, first, span, lanes))
+        if doubtful.size:
+            doubtful = doubtful[~self._lines_are_ordered(frame, first[doubtful], span, lanes[doubtful])]
+        for row in doubtful:
             index = np.arange(first[row], first[row] + span, CHUNK)
             at, who = self._refuse_write(frame, access, region, index, np.full(len(index), lanes[row]), CHUNK, flags)
             refuse_unfenced(self, frame, access, region, at, who, clocks.has_crossed, flags)
@@ -131,6 +127,46 @@ class BulkShadow(RaceShadow):
             record = pending_records(frame, lanes[one : one + 1])[0]
             self._report(frame, access, region, int(first[other]), lanes[other], record, "write-write")
         self._set_writes(first, span, agent_records(frame, lanes, own) + (np.int64(_PENDING_BITS) | flags))
+
+    def _lines_come_first(self, frame: Frame, first: Array, span: int, lanes: Array) -> Array:
+        """`_lines_are_ordered` at once; where it gives False, that one may give True."""
+        machine, clocks = frame.machine, frame.machine.clocks
+        first, fine = np.ascontiguousarray(first, np.int64), np.zeros(len(first), np.bool_)
+        threads = LANES * clocks.warps
+        rows, begins = clocks.rows(lanes), machine.first_thread + lanes // threads * threads
+        fields = {
+            Tables.BULK_WRITES: self._bulk_writes.ctypes.data,
+            Tables.READ_STEPS: self._read_steps.ctypes.data,
+            Tables.READ_COLUMNS: self._read_steps.shape[1],
+            Tables.WRITE_STEPS: self._write_steps.ctypes.data,
+            Tables.WARPS: self.readers,
+            Tables.SEEN: clocks.seen.ctypes.data,
+            Tables.COLUMNS: clocks.columns,
+            Tables.AGENTS: clocks.agents,
+            Tables.CROSSED: clocks.crossed,
+            Tables.THREADS: threads,
+        }
+        tables = np.array([fields[each] for each in Tables], np.int64)
+        assert first.size and 0 <= int(first.min()) <= int(first.max()) <= self.granules.size - span
+        boxes.functions().ordered(
+            tables.ctypes.data, first.ctypes.data, np.ascontiguousarray(rows, np.int64).ctypes.data,
+            np.ascontiguousarray(begins, np.int64).ctypes.data, fine.ctypes.data, len(first), span,
+        )  # fmt: skip
+        return fine
+
+    def _lines_are_ordered(self, frame: Frame, first: Array, span: int, lanes: Array) -> Array:
+        """Whether copies by `lanes` [n] into ranges come after all that is known of the lines there."""
+        clocks, lines = frame.machine.clocks, self._lines(first, span)
+        seen = clocks.seen[clocks.rows(lanes), : self.readers]
+        fine = self._bulk_ordered(frame, lines, lanes)
+        reads = self._read_steps[lines].max(axis=1)
+        fine &= (reads[:, : self.readers] <= seen).all(axis=1) & (reads[:, self.readers] == 0)
+        products = clocks.seen[clocks.rows(lanes)[:, None], clocks.agents + self._multiplying]
+        fine &= (reads[:, self.readers + 1 :] <= products).all(axis=1)
+        half = clocks.crossed
+        crossed = np.minimum(seen, clocks.seen[clocks.rows(lanes), half : half + self.readers])
+        fine &= (self._write_steps[lines].max(axis=1) <= crossed).all(axis=1)
+        return fine
 
     def filled(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array, flags: np.int64 = WEAK) -> None:
         """Those copies have landed."""
