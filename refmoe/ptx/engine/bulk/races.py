@@ -147,7 +147,8 @@ class BulkShadow(RaceShadow):
             Tables.THREADS: threads,
         }
         tables = np.array([fields[each] for each in Tables], np.int64)
-        assert first.size and 0 <= int(first.min()) <= int(first.max()) <= self.granules.size - span
+        assert first.size
+        assert 0 <= int(first.min()) <= int(first.max()) <= self.granules.size - span
         boxes.functions().ordered(
             tables.ctypes.data, first.ctypes.data, np.ascontiguousarray(rows, np.int64).ctypes.data,
             np.ascontiguousarray(begins, np.int64).ctypes.data, fine.ctypes.data, len(first), span,
