@@ -25,6 +25,8 @@ from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT, cleared, untouched
 from refmoe.ptx.state.records import UNKNOWN_STEP
 
 Array = Any
+# Of `used`: it stands for all columns from here on.
+_LAST_BIT = 63
 
 
 class Granules:
@@ -40,7 +42,8 @@ class Granules:
     Attributes:
         states: int64 [pages], one more than the binary logarithm of the bytes of a granule; 0 for a page that nobody
             accessed.
-        used: int64 [pages], a bit for each column in which a page may have records; the others need not be read.
+        used: int64 [pages], a bit for each column in which a page may have records; the others need not be read. The
+            last bit is that of all columns from the 63rd on.
         steps: int64 [pages, columns], the last step of the records of reads in a page, of each column. It is
             `UNKNOWN_STEP` where it is not known, or a record may be of another warp's access.
         records: int64 [1 + columns, size].
@@ -121,11 +124,17 @@ class Granules:
                 column[begin : begin + (room >> own - 1)] = np.repeat(coarse, 1 << old - own)
         self.states[page] = own
 
-    def prepare(self, first: Array, span: int, width: int) -> None:
-        """Give the pages of ranges of `span` bytes from `first` [n] on granules of at most `width` bytes."""
+    def prepare(self, first: Array, span: int, width: int, reads: int | None = None) -> None:
+        """Ranges of `span` bytes from `first` [n] on get granules of at most `width` bytes.
+
+        Somebody will enter records there who does not say so page by page: of writes, or into that column of `reads`.
+        """
         if first.size:
             pages = _pages(first, span).ravel()
-            self.used[pages], self.steps[pages] = -1, UNKNOWN_STEP
+            column = 0 if reads is None else 1 + reads
+            self.used[pages] |= np.int64(-1 << 63 if column >= _LAST_BIT else 1 << column)
+            if reads is not None:
+                self.steps[pages, reads] = UNKNOWN_STEP
             self.refine(pages, width.bit_length())
 
     def write(self, first: Array, span: int, records: Array) -> None:

@@ -183,7 +183,7 @@ class BulkShadow(RaceShadow):
             RaceError: a write that is not ordered before them, or one without a proxy fence between.
         """
         self.note(frame, access, region, first, lanes, span, "read")
-        self.granules.prepare(first, span, CHUNK)
+        self.granules.prepare(first, span, CHUNK, self.readers)
         clocks, lines = frame.machine.clocks, self._lines(first, span)
         row, half = clocks.rows(lanes), clocks.crossed
         known = np.minimum(clocks.seen[row, : self.readers], clocks.seen[row, half : half + self.readers])

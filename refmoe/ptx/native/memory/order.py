@@ -449,7 +449,9 @@ class OrderedLanes(AccessLanes):
             self.refuse_unordered(self._gather(writes, slot, 64, active), mine, active)
             with build.if_then(somebody_read), counted(build, columns) as column:
                 in_use = build.and_(used, column_bit(build, build.add(column, word(1))))
-                with build.if_then(build.icmp_unsigned("!=", in_use, word(0))):
+                known = self.knows_reads(row, pages.first, column)
+                known = build.and_(known, build.not_(pages.several))
+                with build.if_then(build.and_(build.icmp_unsigned("!=", in_use, word(0)), build.not_(known))):
                     begin = build.add(reads, build.mul(column, column_bytes))
                     self.refuse_unordered(self._gather(begin, slot, 64, active), mine, active)
         with counted(build, most) as number:
