@@ -16,6 +16,7 @@ import numpy as np
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.errors import WarpError
+from refmoe.ptx.state.numbers import different
 from refmoe.ptx.state.pages import untouched
 from refmoe.ptx.text.syntax import Instruction
 
@@ -167,7 +168,7 @@ class Barriers:
         """Count warps whose lanes have all come or exited, and complete the barriers whose warps have all come."""
         machine = self.machine
         living = machine.alive.reshape(-1, 32)
-        for number in map(int, np.unique(self.at[self.at >= 0])):
+        for number in map(int, different(self.at[self.at >= 0])):
             gathered = ((self.at == number) & ~self._counted).reshape(-1, 32)
             warps = np.flatnonzero(gathered.any(axis=1) & (gathered | ~living).all(axis=1))
             if not warps.size:
@@ -192,7 +193,7 @@ class Barriers:
         threads = self.threads[:, number] + 32 * np.bincount(owner, minlength=self.machine.ctas)
         fitting = threads[owner] <= self.expected[owner, number]
         self._count(number, warps[fitting])
-        ctas = np.unique(owner[fitting])
+        ctas = different(owner[fitting])
         self._complete(ctas[self.threads[ctas, number] == self.expected[ctas, number]], number)
         return warps[~fitting]
 
@@ -259,7 +260,7 @@ class Barriers:
     def _reduce(self, waiting: Array) -> None:
         """Results of `.red` to the lanes that wait, of each CTA by itself."""
         machine = self.machine
-        for place in np.unique(self._origin[waiting]).tolist():
+        for place in different(self._origin[waiting]).tolist():
             code = self._codes[place]
             if code.destination is None:
                 continue

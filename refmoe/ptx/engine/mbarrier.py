@@ -20,15 +20,16 @@ import numpy as np
 
 from refmoe.ptx.engine.barriers import ranges
 from refmoe.ptx.engine.cluster.arrivals import RemoteArrivals
-from refmoe.ptx.engine.copies import Copies, different
+from refmoe.ptx.engine.copies import Copies
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access
-from refmoe.ptx.engine.mbarrier_table import MOST, OBJECT_BYTES, MbarrierTable, among
+from refmoe.ptx.engine.mbarrier_table import MOST, OBJECT_BYTES, MbarrierTable
 from refmoe.ptx.engine.order.accessing import Accessing
 from refmoe.ptx.engine.order.clocks import LANES
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.native.clocks import raise_rows
+from refmoe.ptx.state.numbers import among, different
 from refmoe.ptx.state.records import CLUSTER, CTA, GUARDED, THREAD
 from refmoe.ptx.text.syntax import Instruction
 
@@ -432,7 +433,7 @@ class Mbarriers(MbarrierTable):
         self._check_own(work, ids, lanes)
         ready = self.complete(work, ids, lanes, asked)
         if (self._arrivals or self._bulk.pending) and not ready.all() and not self.early:
-            self.land(frame, np.unique(ids[~ready]), work.access.instruction)
+            self.land(frame, different(ids[~ready]), work.access.instruction)
             ready = self.complete(work, ids, lanes, asked)
         return ids, ready
 
@@ -472,7 +473,7 @@ class Mbarriers(MbarrierTable):
         self._asked[lanes] = asked
 
     def _send(self, lanes: Array) -> None:
-        for place in np.unique(self._place[lanes]):
+        for place in different(self._place[lanes]):
             self.machine.resume_at(int(place), lanes & (self._place == place))
         self.at[lanes] = 0
 

@@ -52,15 +52,6 @@ class _Lookup:
         return same
 
 
-def among(values: Array, some: Array) -> Array:
-    """Which of `values` [n] are in `some` [m]; bool [n]. Mostly one of both has a single element."""
-    if len(some) == 1:
-        return values == some[0]
-    if len(values) == 1:
-        return np.array([(some == values[0]).any()])
-    return np.isin(values, some)
-
-
 class MbarrierTable:
     """The objects, numbered from 1 in the order of their initialisation. A column for each thing that is known of them.
 

@@ -275,6 +275,16 @@ def edited_tensor_map(content: bytes) -> TensorMap:
     return decode_tensor_map(content)
 
 
+@lru_cache(maxsize=4096)
+def replaced_bytes(content: bytes, field: str, ordinal: int, value: int) -> bytes:
+    """The bytes of a map after `tensormap.replace.tile.<field>`: mostly all blocks edit a copy of one map.
+
+    Raises:
+        ValueError: see `edited_tensor_map` and `replace_field`.
+    """
+    return replace_field(edited_tensor_map(content), field, ordinal, value).encode()
+
+
 def _ranked(
     data_type: str, dims: Sequence[int], strides: Sequence[int], element_strides: Sequence[int] | None, least: int
 ) -> tuple[int, Sequence[int]]:

@@ -33,6 +33,7 @@ from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.native import boxes
 from refmoe.ptx.native.boxes import Copies
 from refmoe.ptx.state.memory import Region
+from refmoe.ptx.state.numbers import different
 from refmoe.ptx.state.records import GRID, STEP_SHIFT, STRENGTH_SHIFT, WEAK
 from refmoe.ptx.text.syntax import Instruction
 
@@ -213,10 +214,8 @@ class Bulk:
         machine = self.machine
         span = machine.shared.stride * machine.launch.grid.cluster_blocks
         offsets = machine.part(Mbarriers).slot[ids] * _BARRIER_BYTES % span
-        numbers = np.empty(len(ids), np.int64)
-        for offset in np.unique(offsets):
-            numbers[offsets == offset] = self._agents.number(int(offset))
-        return numbers
+        numbers = {offset: self._agents.number(offset) for offset in different(offsets).tolist()}
+        return np.array([numbers[offset] for offset in offsets.tolist()], np.int64)
 
     def multiplying_agent(self, group: int) -> int:
         """The agent that the products of a warpgroup are, by its number in its cluster."""

@@ -18,7 +18,7 @@ from refmoe.ptx.engine.loads_and_stores import Access, Store
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import GRID, STEP_SHIFT
-from refmoe.ptx.state.tensormap import MAP_BYTES, TensorMap, decode_tensor_map, edited_tensor_map, replace_field
+from refmoe.ptx.state.tensormap import MAP_BYTES, TensorMap, decode_tensor_map, replaced_bytes
 
 Array = Any
 _WORD = 16
@@ -153,8 +153,7 @@ class MapReplace:
             changed = []
             for row, content in zip(rows, _read(frame, self.word, region, begin, lanes[rows]), strict=True):
                 try:
-                    found = edited_tensor_map(content)
-                    changed.append(replace_field(found, self.name, ordinal, int(values[row])).encode())
+                    changed.append(replaced_bytes(content, self.name, ordinal, int(values[row])))
                 except ValueError as error:
                     raise frame.machine.misuse(self.whole.instruction, lanes[row], str(error)) from error
             _write(frame, self.word, region, begin, lanes[rows], changed)

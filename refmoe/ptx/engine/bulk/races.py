@@ -22,6 +22,7 @@ from refmoe.ptx.native import boxes
 from refmoe.ptx.native.boxes import Tables
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.memory import Region
+from refmoe.ptx.state.numbers import different
 from refmoe.ptx.state.pages import untouched
 from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, PENDING, STEP_SHIFT, STRENGTH, THREAD, WEAK
 
@@ -202,7 +203,7 @@ class BulkShadow(RaceShadow):
 
     def _beside(self, frame: Frame, held: Array, mine: int, lane: int) -> Array | int:
         """What stands for a read of a lane, and for those of `held` [n] that do not come before it."""
-        others = np.unique(held[(held != 0) & (held != mine)]).tolist()
+        others = different(held[(held != 0) & (held != mine)]).tolist()
         if all(self._comes_before(frame, lane, each) for each in others):
             return mine
         if self.combined is None:

@@ -384,7 +384,8 @@ class Clocks:
             table: int64 [m, columns], what was brought to barriers before, raised by what these bring.
             rows: int64 [n], of the table: the barrier of each warp.
             warps: int64 [n].
-            alive, exist: bool [all lanes], see `knowledge`.
+            alive: bool [all lanes], see `knowledge`.
+            exist: likewise.
         """
         apart = self.apart[warps]
         if self.sequential or (self._leave and not alive.reshape(-1, LANES)[warps].all()):

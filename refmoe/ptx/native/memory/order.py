@@ -203,7 +203,7 @@ class OrderedLanes(AccessLanes):
 
     @staticmethod
     def _kinds_apart() -> tuple[tuple[int, Context, int], ...]:
-        """(flag of records, field that says whether they have columns, how many for each warp lie in front of these)."""
+        """(flag of records, field that says whether they have columns, how many of a warp's lie in front of these)."""
         return (
             (int(records.ASYNCHRONOUS), Context.BY_LANE, 1 + LANES),
             (int(records.BULK), Context.BULK, 1 + 2 * LANES),
@@ -272,8 +272,8 @@ class OrderedLanes(AccessLanes):
             differs = build.xor(self._gather(reads.column, slot, 64, active), record)
             lost = build.and_(self._has(differs, _LANE), active)
             with build.if_then(self.any(lost)):
-                several = build.or_(mine, lanes.constant(_LANES_OF_A_WARP, 64))
-                self._scatter(reads.column, slot, several, lost)
+                joined = build.or_(mine, lanes.constant(_LANES_OF_A_WARP, 64))
+                self._scatter(reads.column, slot, joined, lost)
         self._note_line(row, Row.READ_STEPS, index, here)
 
     def columns_of_loads(self, reads: Reads) -> Value:
@@ -372,7 +372,6 @@ class OrderedLanes(AccessLanes):
         """(the lanes before whom a lane of another warp, or a copy, read; the record of their read)."""
         build = self.build_
         differs = build.xor(previous, mine)
-        apart = build.icmp_unsigned("!=", field(build, row, Row.READERS), word(0))
         # Mostly each lane read here before, and nobody else did.
         strange = build.and_(self._has(differs, _THREAD | _APART), self._has(previous, -1))
         with build.if_else(self.any(strange), likely=False) as (somebody, nobody):
