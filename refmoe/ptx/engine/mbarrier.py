@@ -28,7 +28,7 @@ from refmoe.ptx.engine.mbarrier_table import MOST, OBJECT_BYTES, MbarrierTable
 from refmoe.ptx.engine.order.accessing import Accessing
 from refmoe.ptx.engine.order.clocks import LANES
 from refmoe.ptx.engine.races import shadow_of
-from refmoe.ptx.native.clocks import raise_rows
+from refmoe.ptx.native.clocks import move_rows, raise_rows, raise_whole
 from refmoe.ptx.state.numbers import among, different
 from refmoe.ptx.state.records import CLUSTER, CTA, GUARDED, THREAD
 from refmoe.ptx.text.syntax import Instruction
@@ -344,8 +344,8 @@ class Mbarriers(MbarrierTable):
         self._foreign[done] = 0
         self.pending[done] = self.expected[done]
         if self.machine.clocks is not None:
-            self._known[done] = self._together(done)
-            self._coming[done] = 0
+            move_rows(self._known, self._coming, done)
+            self._raise_whole(done)
             for number in done.tolist() if self._coming_beyond or self._known_beyond else ():
                 self._known_beyond.pop(number, None)
                 if number in self._coming_beyond:
@@ -547,20 +547,21 @@ class Mbarriers(MbarrierTable):
                     self._coming_beyond[number] = clocks.pool.join(self._coming_beyond.get(number), theirs)
         self.machine.tick(self.machine.launch.clock + 1)
 
-    def _together(self, ids: Array) -> Array:
-        """What arrivals released, where a warp all of whose lanes arrived is known as a whole.
+    def _raise_whole(self, ids: Array) -> None:
+        """In what arrivals released, a warp all of whose lanes arrived is known as a whole.
 
         Lanes that have exited are lanes of their warp: nobody knows what they did unless they arrived, too.
         """
         machine = self.machine
-        known = self._coming[ids]
-        warps = machine.clocks.warps
+        warps, lane = machine.clocks.warps, machine.clocks.lane
         cluster = self.slot[ids] * OBJECT_BYTES // (machine.shared.stride * machine.launch.grid.cluster_blocks)
         exist = machine.exist.reshape(-1, warps, 32)[cluster]
-        lanes = known[:, machine.clocks.lane : machine.clocks.copy].reshape(-1, warps, 32)
-        lanes = np.where(exist, lanes, _FOREVER).min(axis=2)
-        known[:, :warps] = np.maximum(known[:, :warps], np.where(lanes < _FOREVER, lanes, 0))
-        return known
+        if exist.all():
+            raise_whole(self._known, ids, lane, warps)
+            return
+        known = self._known[ids, : machine.clocks.copy]
+        lanes = np.where(exist, known[:, lane:].reshape(-1, warps, 32), _FOREVER).min(axis=2)
+        self._known[ids, :warps] = np.maximum(known[:, :warps], np.where(lanes < _FOREVER, lanes, 0))
 
 
 def _runs(warps: Array, ids: Array) -> tuple[Array, Array]:

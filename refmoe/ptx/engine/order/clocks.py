@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
-from refmoe.ptx.native.clocks import raise_rows
+from refmoe.ptx.native.clocks import copy_rows, raise_rows, raise_whole
 from refmoe.ptx.state.pages import PAGE, cleared, untouched
 from refmoe.ptx.state.records import (
     AGENTS,
@@ -180,7 +180,7 @@ class Clocks:
         new = np.flatnonzero((self.apart[lanes >> 5] >> (lanes & 31) & 1) == 0)
         if new.size:
             warps = lanes[new] >> 5
-            self.seen[rows[new]] = self.seen[warps]
+            copy_rows(self.seen, rows[new], self.seen, warps)
             self.foreign[rows[new]] = 0
             if self.beyond:
                 for row, warp in zip(rows[new].tolist(), warps.tolist(), strict=True):
@@ -275,8 +275,7 @@ class Clocks:
 
     def _raise_whole(self, rows: Array) -> None:
         """In `rows` [n], each once, a warp all of whose lanes are known is known as a whole."""
-        least = self.seen[rows, self.lane : self.copy].reshape(-1, self.warps, LANES).min(axis=2)
-        self.seen[rows, : self.warps] = np.maximum(self.seen[rows, : self.warps], least)
+        raise_whole(self.seen, rows, self.lane, self.warps)
 
     def learn_rows(
         self, lanes: Array, numbers: Array, known: Array, beyond: Mapping[int, Knowledge], alive: Array
