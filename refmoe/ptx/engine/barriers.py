@@ -105,6 +105,10 @@ class Barriers:
             machine.resume(place, mask)
             return
         lanes = np.flatnonzero(mask)
+        alike = not isinstance(number, np.ndarray) and not isinstance(count, np.ndarray)
+        if alike:
+            # What is true of the first lane of a CTA is true of all.
+            lanes = lanes[np.r_[True, np.diff(machine.lane_cta[lanes]) != 0]]
         numbers = np.broadcast_to(np.asarray(number, np.int64), mask.shape)[lanes]
         if numbers.max() >= COUNT:
             raise self._error(code, lanes[int(np.argmax(numbers))], f"barrier {int(numbers.max())} of 16")
@@ -135,12 +139,12 @@ class Barriers:
             )
             raise self._error(code, lanes[bad], what)
         self._reduces[ctas, numbers] = reduces
-        self.at[lanes] = numbers
-        self._origin[lanes] = place
-        self._stays[lanes] = code.kind != "arrive"
-        self._counted[lanes] = False
+        self.at[mask] = int(numbers[0]) if alike else numbers
+        self._origin[mask] = place
+        self._stays[mask] = code.kind != "arrive"
+        self._counted[mask] = False
         if vote is not None:
-            self._vote[lanes] = np.broadcast_to(vote, mask.shape)[lanes]
+            self._vote[mask] = np.broadcast_to(vote, mask.shape)[mask]
         self.settle()
 
     def _error(self, code: BarrierCode, lane: int, what: str) -> WarpError:

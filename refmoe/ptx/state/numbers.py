@@ -13,6 +13,8 @@ import numpy as np
 Array = Any
 # Elements up to which a set of Python's is made faster than an array is sorted.
 _FEW = 64
+# Numbers that are so near to one another are looked up in a table.
+_NEAR = 1 << 14
 
 
 def different(values: Array) -> Array:
@@ -21,11 +23,12 @@ def different(values: Array) -> Array:
         return values[:1]
     if len(values) <= _FEW:
         return np.array(sorted(set(values.tolist())), values.dtype)
-    ordered = np.sort(values)
-    first = np.empty(len(ordered), np.bool_)
-    first[0] = True
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    return ordered[first]
+    low, high = int(values.min()), int(values.max())
+    if high - low >= _NEAR:
+        return np.unique(values)
+    table = np.zeros(high - low + 1, np.bool_)
+    table[values - low] = True
+    return table.nonzero()[0].astype(values.dtype) + values.dtype.type(low)
 
 
 def among(values: Array, some: Array) -> Array:

@@ -372,8 +372,11 @@ class OrderedLanes(AccessLanes):
         """(the lanes before whom a lane of another warp, or a copy, read; the record of their read)."""
         build = self.build_
         differs = build.xor(previous, mine)
-        # Mostly each lane read here before, and nobody else did.
-        strange = build.and_(self._has(differs, _THREAD | _APART), self._has(previous, -1))
+        # Mostly nobody but this warp read here, before it met: any of its lanes stands for all of them.
+        later = build.icmp_signed(">", build.lshr(previous, self.lanes.constant(_STEP_SHIFT, 64)), self._met())
+        strange = build.and_(self._has(differs, _LANE | _SEVERAL), later)
+        strange = build.or_(strange, self._has(differs, _THREAD & ~_LANE | _AGENTS))
+        strange = build.and_(strange, self._has(previous, -1))
         with build.if_else(self.any(strange), likely=False) as (somebody, nobody):
             with somebody:
                 found = self._reader_of_others(row, previous, mine, spread)
@@ -386,13 +389,17 @@ class OrderedLanes(AccessLanes):
             phi.add_incoming(other, end_of_nobody)
         return elsewhere, record
 
-    def _reader_of_others(self, row: Value, previous: Value, mine: Value, spread: Spread) -> tuple[Value, Value]:
-        """`reader`, whoever read before."""
-        build, lanes = self.build_, self.lanes
+    def _met(self) -> Value:
+        """The step of the last meeting of this warp, in every lane."""
+        build = self.build_
         own = build.urem(self.warp, field(build, self.context, Context.WARPS))
         seen = build.inttoptr(field(build, self.context, Context.SEEN), POINTER)
         place = build.add(build.mul(self.warp, field(build, self.context, Context.SEEN_COLUMNS)), own)
-        known = self.splat(build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD))
+        return self.splat(build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD))
+
+    def _reader_of_others(self, row: Value, previous: Value, mine: Value, spread: Spread) -> tuple[Value, Value]:
+        """`reader`, whoever read before."""
+        build, lanes, known = self.build_, self.lanes, self._met()
         differs = build.xor(previous, mine)
         # The number of an agent is no lane's, and what a copy reads comes before nothing that its lane does.
         agent = build.and_(self._has(previous, _AGENTS), self._has(differs, _THREAD | _AGENTS))
