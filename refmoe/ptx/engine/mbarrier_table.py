@@ -12,7 +12,8 @@ from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.engine.races import shadow_of
-from refmoe.ptx.state.pages import untouched
+from refmoe.ptx.native.clocks import clear_rows
+from refmoe.ptx.state.pages import cleared, untouched
 from refmoe.ptx.state.records import THREAD
 from refmoe.ptx.state.spaces import OWN_BASE
 from refmoe.ptx.text.syntax import Instruction
@@ -105,6 +106,16 @@ class MbarrierTable:
             new = untouched((size, *old.shape[1:]), old.dtype)
             new[: self.count] = old[: self.count]
             setattr(self, name, new)
+
+    def release(self) -> None:
+        """Give memory back: nobody asks any more what arrivals released."""
+        rows = np.arange(self.count)
+        for name in ("_coming", "_known"):
+            table = getattr(self, name)
+            if self.machine.clocks is not None and table.size:
+                clear_rows(table, rows)
+                cleared(table, len(rows) * table.strides[0])
+            setattr(self, name, table[:0])
 
     # Objects by address
 

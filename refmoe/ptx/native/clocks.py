@@ -49,6 +49,7 @@ class RowFunctions:
         self.raise_rows = self._function("raise_rows", *rows)
         self.copy_rows = self._function("copy_rows", *rows)
         self.move_rows = self._function("move_rows", *rows)
+        self.clear_rows = self._function("clear_rows", *[pointer, number, pointer, number, number])
         self.raise_whole = self._function("raise_whole", *[pointer, number, pointer, number, number, number])
 
     def _function(self, name: str, *arguments: Any) -> Any:
@@ -69,6 +70,7 @@ def _text() -> str:
     _raise_rows(module)
     _take_rows(module, "copy_rows", moves=False)
     _take_rows(module, "move_rows", moves=True)
+    _clear_rows(module)
     _raise_whole(module)
     return str(module)
 
@@ -124,6 +126,18 @@ def _take_rows(module: Any, name: str, *, moves: bool) -> None:
             code.store(code.load(I64, theirs + at, align=8), mine + at, align=8)
             if moves:
                 code.store(code.constant(I64, 0), theirs + at, align=8)
+    code.done()
+
+
+def _clear_rows(module: Any) -> None:
+    code = Code(module, "clear_rows", [POINTER, I64, POINTER, I64, I64])
+    table, row_bytes, rows, count, width = code.arguments
+    with code.range(count) as number:
+        row = table + code.load(I64, rows + number * _WORD_BYTES, align=8) * row_bytes
+        with code.range(width) as word:
+            place = row + word * _WORD_BYTES
+            with code.when(code.load(I64, place, align=8).differs(0)):
+                code.store(code.constant(I64, 0), place, align=8)
     code.done()
 
 
@@ -185,6 +199,18 @@ def move_rows(table: Array, source: Array, rows: Array) -> None:
     if rows.size:
         *arguments, _kept = _checked(table, rows, source, rows)
         functions().move_rows(*arguments)
+
+
+def clear_rows(table: Array, rows: Array) -> None:
+    """`table[rows] = 0`, without writing words that are zero, so that no page becomes resident for that.
+
+    Args:
+        table: int64 [n, width].
+        rows: int64 [m].
+    """
+    if rows.size:
+        *arguments, _kept = _checked(table, rows, table, rows)
+        functions().clear_rows(*arguments[:3], *arguments[6:])
 
 
 def raise_whole(table: Array, rows: Array, lane: int, warps: int) -> None:

@@ -403,15 +403,16 @@ class MapHistory:
         released: that of its last release.
         fenced: by warp of the grid, the time of its last release of everything it wrote.
         acquired: by (warp of the grid, address), the time of the last acquire.
+        events: how many there were.
     """
 
     edited: dict[int, tuple[int, int]] = field(default_factory=dict)
     released: dict[int, tuple[int, int]] = field(default_factory=dict)
     fenced: dict[int, tuple[int, int]] = field(default_factory=dict)
     acquired: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    _events: int = 0
+    events: int = 0
 
     def time(self, step: int) -> tuple[int, int]:
         """Now, in step `step` of the launch."""
-        self._events += 1
-        return step, self._events
+        self.events += 1
+        return step, self.events

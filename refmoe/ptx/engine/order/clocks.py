@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
-from refmoe.ptx.native.clocks import copy_rows, raise_rows, raise_whole
+from refmoe.ptx.native.clocks import clear_rows, copy_rows, raise_rows, raise_whole
 from refmoe.ptx.state.pages import PAGE, cleared, untouched
 from refmoe.ptx.state.records import (
     AGENTS,
@@ -110,6 +110,8 @@ class Clocks:
         self.seen = untouched((rows, self.columns), np.int64)
         self.foreign = np.zeros(rows, np.int64)
         self.apart = np.zeros(self.all_warps, np.int64)
+        # Lanes whose rows have been written.
+        self._had_row = np.zeros(len(self.last_fence), np.bool_)
         self.beyond: dict[int, Knowledge] = {}
         self.now = 0
         # Whether columns behind those of warps, or rows of lanes, have ever held something.
@@ -143,6 +145,10 @@ class Clocks:
             known = self.seen[: self.all_warps, : self.warps]
             known[:] = 0
             cleared(self.seen, max(known.nbytes, len(known) * PAGE))
+            return
+        rows = np.concatenate([np.arange(self.all_warps), self.all_warps + np.flatnonzero(self._had_row)])
+        clear_rows(self.seen, rows)
+        cleared(self.seen, len(rows) * self.columns * self.seen.itemsize)
 
     # Rows
 
@@ -170,6 +176,7 @@ class Clocks:
         if not self.apart[warp] >> (lane & 31) & 1:
             self.seen[row] = self.seen[warp]
             self._know(row, self.beyond.get(warp))
+            self._had_row[lane] = True
             self.apart[warp] |= np.int64(1) << (lane & 31)
         return row
 
@@ -181,7 +188,7 @@ class Clocks:
         if new.size:
             warps = lanes[new] >> 5
             copy_rows(self.seen, rows[new], self.seen, warps)
-            self.foreign[rows[new]] = 0
+            self.foreign[rows[new]], self._had_row[lanes[new]] = 0, True
             if self.beyond:
                 for row, warp in zip(rows[new].tolist(), warps.tolist(), strict=True):
                     self._know(row, self.beyond.get(warp))
