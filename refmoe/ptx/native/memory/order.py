@@ -178,9 +178,8 @@ class OrderedLanes(AccessLanes):
         some = build.or_(mask, ir.Constant(WARP_MASK, 1 << (LANES - 1)))
         first = build.extract_element(record, lowest(build, some))
         others = self.any(build.and_(build.icmp_unsigned("!=", record, self.splat(first)), asked))
-        apart = build.inttoptr(field(build, self.context, Context.APART), POINTER)
-        bits = build.load(build.gep(apart, [self.warp], source_etype=WORD), typ=WORD)
-        alike = build.not_(build.or_(others, build.icmp_unsigned("!=", bits, word(0))))
+        # Lanes with rows of their own know what the warp's row knows, and more.
+        alike = build.not_(others)
         warps = field(build, self.context, Context.WARPS)
         own = build.add(self.warp, field(build, self.context, Context.FIRST_WARP))
         begin = build.shl(build.sub(own, build.urem(own, warps)), word(5))
