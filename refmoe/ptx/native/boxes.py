@@ -6,8 +6,8 @@
     ordered(tables, first, rows, threads, fine, count, span)
 
 Copy i goes to `span` bytes from byte `target[i]` on of shared memory, int64 [count]. `valid` says which of its bytes
-are initialised. `copies` are addresses, see `Copies`: word j of copy i, of `width` bytes, comes from byte `begin[i]` +
-`offset[i * stride + j]` of `source`, and goes to byte `target[i] + place[j]`. Where `inside[i * words + j]` is off it
+are initialised. `copies` are addresses, see `BoxPlaces`: word j of copy i, of `width` bytes, comes from byte
+`begin[i] + offset[i * stride + j]` of `source`, and goes to byte `target[i] + place[j]`. Where `inside[i * words + j]` is off it
 is `fill` instead, 8 bytes that repeat.
 
 `record` makes `records[i]` the last write of all granules in the range from `first[i]` on, see `Granules.write`.
@@ -15,7 +15,7 @@ is `fill` instead, 8 bytes that repeat.
 `ordered` enters into `fine`, a byte for each range, whether a bulk copy into it comes after all that lines of 128 bytes
 have steps of, by row `rows[i]` of what lanes know: after all writes by lanes, with a proxy fence between, after their
 reads and after the bulk copies before. `threads[i]` is the first thread of the copy's cluster. `tables` are numbers and
-addresses, see `Tables`. Of a range that is not fine nothing is said: Python looks at its granules.
+addresses, see `LineTables`. Of a range that is not fine nothing is said: Python looks at its granules.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LINE_SHIFT = 7
 _THREAD, _KIND, _BULK = int(records.THREAD), int(records.ASYNCHRONOUS | records.BULK), int(records.BULK)
 
 
-class Copies(IntEnum):
+class BoxPlaces(IntEnum):
     """Where the tables of copies lie: fields of 8 bytes."""
 
     BEGIN = 0
@@ -52,7 +52,7 @@ class Copies(IntEnum):
     PLACE = 5
 
 
-class Tables(IntEnum):
+class LineTables(IntEnum):
     """What lines know, and lanes: fields of 8 bytes."""
 
     BULK_WRITES = 0
@@ -134,9 +134,9 @@ def _poison(module: Any) -> None:
 def _land(module: Any) -> None:
     code = Code(module, "land", [*[POINTER] * 4, *[I64] * 4])
     data, valid, source, copies, count, words, width, fill = code.arguments
-    begins, offsets = (_pointer(code, copies, each) for each in (Copies.BEGIN, Copies.OFFSET))
-    targets, places = (_pointer(code, copies, each) for each in (Copies.TARGET, Copies.PLACE))
-    inside, stride = _pointer(code, copies, Copies.INSIDE), _number(code, copies, Copies.STRIDE)
+    begins, offsets = (_pointer(code, copies, each) for each in (BoxPlaces.BEGIN, BoxPlaces.OFFSET))
+    targets, places = (_pointer(code, copies, each) for each in (BoxPlaces.TARGET, BoxPlaces.PLACE))
+    inside, stride = _pointer(code, copies, BoxPlaces.INSIDE), _number(code, copies, BoxPlaces.STRIDE)
     clipped = Value(code, code.build.ptrtoint(inside.held, I64)).differs(0)
     outside = code.space(max(WIDTHS))
     for part in range(max(WIDTHS) // _FIELD_BYTES):
@@ -185,14 +185,14 @@ def _ordered(module: Any) -> None:
     tables, first, rows, threads, fine, count, span = code.arguments
     bulk_writes, reads, writes, seen = (
         _pointer(code, tables, each)
-        for each in (Tables.BULK_WRITES, Tables.READ_STEPS, Tables.WRITE_STEPS, Tables.SEEN)
+        for each in (LineTables.BULK_WRITES, LineTables.READ_STEPS, LineTables.WRITE_STEPS, LineTables.SEEN)
     )
-    columns, warps = _number(code, tables, Tables.READ_COLUMNS), _number(code, tables, Tables.WARPS)
-    agents = _number(code, tables, Tables.AGENTS)
-    all_threads = _number(code, tables, Tables.THREADS)
+    columns, warps = _number(code, tables, LineTables.READ_COLUMNS), _number(code, tables, LineTables.WARPS)
+    agents = _number(code, tables, LineTables.AGENTS)
+    all_threads = _number(code, tables, LineTables.THREADS)
     with code.range(count) as number:
-        known = seen + _word(code, rows, number) * _number(code, tables, Tables.COLUMNS) * _FIELD_BYTES
-        crossed = known + _number(code, tables, Tables.CROSSED) * _FIELD_BYTES
+        known = seen + _word(code, rows, number) * _number(code, tables, LineTables.COLUMNS) * _FIELD_BYTES
+        crossed = known + _number(code, tables, LineTables.CROSSED) * _FIELD_BYTES
         begin, own = _word(code, first, number), _word(code, threads, number)
         line = code.variable(I64, begin >> _LINE_SHIFT)
         last = (begin + span - 1) >> _LINE_SHIFT

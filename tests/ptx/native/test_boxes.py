@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refmoe.ptx.native.boxes import WIDTHS, Copies, Tables, functions
+from refmoe.ptx.native.boxes import WIDTHS, BoxPlaces, LineTables, functions
 from refmoe.ptx.state.records import BULK, PENDING, STEP_SHIFT
 
 COPIES, WORDS = 3, 11
@@ -38,14 +38,14 @@ def test_words_land_where_they_belong(width: int, clipped: bool, of_each: bool) 
     if clipped:
         offset = np.where(inside, np.broadcast_to(offset, inside.shape), 1 << 60) if of_each else offset
     fields = {
-        Copies.BEGIN: begin.ctypes.data,
-        Copies.OFFSET: offset.ctypes.data,
-        Copies.STRIDE: WORDS if of_each else 0,
-        Copies.INSIDE: inside.ctypes.data if clipped else 0,
-        Copies.TARGET: target.ctypes.data,
-        Copies.PLACE: place.ctypes.data,
+        BoxPlaces.BEGIN: begin.ctypes.data,
+        BoxPlaces.OFFSET: offset.ctypes.data,
+        BoxPlaces.STRIDE: WORDS if of_each else 0,
+        BoxPlaces.INSIDE: inside.ctypes.data if clipped else 0,
+        BoxPlaces.TARGET: target.ctypes.data,
+        BoxPlaces.PLACE: place.ctypes.data,
     }
-    copies = np.array([fields[each] for each in Copies], np.int64)
+    copies = np.array([fields[each] for each in BoxPlaces], np.int64)
     addresses = (each.ctypes.data for each in (data, valid, source, copies))
     functions().land(*addresses, COPIES, WORDS, width, fill)
     np.testing.assert_array_equal(data, wanted)
@@ -82,23 +82,23 @@ def comes_first(change: Any) -> list[bool]:
     tables["seen"][1, WARPS + 3] = 15
     change(tables)
     fields = {
-        Tables.BULK_WRITES: tables["bulk"].ctypes.data,
-        Tables.READ_STEPS: tables["reads"].ctypes.data,
-        Tables.READ_COLUMNS: WARPS + 1,
-        Tables.WRITE_STEPS: tables["writes"].ctypes.data,
-        Tables.WARPS: WARPS,
-        Tables.SEEN: tables["seen"].ctypes.data,
-        Tables.COLUMNS: 2 * CROSSED,
-        Tables.AGENTS: WARPS,
-        Tables.CROSSED: CROSSED,
-        Tables.THREADS: 64,
+        LineTables.BULK_WRITES: tables["bulk"].ctypes.data,
+        LineTables.READ_STEPS: tables["reads"].ctypes.data,
+        LineTables.READ_COLUMNS: WARPS + 1,
+        LineTables.WRITE_STEPS: tables["writes"].ctypes.data,
+        LineTables.WARPS: WARPS,
+        LineTables.SEEN: tables["seen"].ctypes.data,
+        LineTables.COLUMNS: 2 * CROSSED,
+        LineTables.AGENTS: WARPS,
+        LineTables.CROSSED: CROSSED,
+        LineTables.THREADS: 64,
     }
-    made = np.array([fields[each] for each in Tables], np.int64)
+    made = np.array([fields[each] for each in LineTables], np.int64)
     first, rows, threads = np.array([0, SPAN]), np.array([1, 1]), np.array([64, 64])
     fine = np.zeros(2, np.bool_)
     addresses = (each.ctypes.data for each in (made, first, rows, threads, fine))
     functions().ordered(*addresses, 2, SPAN)
-    return fine.tolist()
+    return [bool(each) for each in fine]
 
 
 def agent(number: int, step: int) -> int:

@@ -31,7 +31,7 @@ from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access, tell_watch
 from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.native import boxes
-from refmoe.ptx.native.boxes import Copies
+from refmoe.ptx.native.boxes import BoxPlaces
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.numbers import different
 from refmoe.ptx.state.records import GRID, STEP_SHIFT, STRENGTH_SHIFT, WEAK
@@ -545,14 +545,14 @@ def _bring_at_once(frame: Frame, cut: Cut, lanes: Array, shared: Region, target:
     low, high = int(target.min() + place.min()), int(target.max() + place.max()) + width
     assert 0 <= low < high <= min(shared.data.size, shared.valid.size)
     fields = {
-        Copies.BEGIN: begin.ctypes.data,
-        Copies.OFFSET: offset.ctypes.data,
-        Copies.STRIDE: 0 if offset.ndim == 1 else offset.shape[1],
-        Copies.INSIDE: 0 if inside is None else inside.ctypes.data,
-        Copies.TARGET: target.ctypes.data,
-        Copies.PLACE: place.ctypes.data,
+        BoxPlaces.BEGIN: begin.ctypes.data,
+        BoxPlaces.OFFSET: offset.ctypes.data,
+        BoxPlaces.STRIDE: 0 if offset.ndim == 1 else offset.shape[1],
+        BoxPlaces.INSIDE: 0 if inside is None else inside.ctypes.data,
+        BoxPlaces.TARGET: target.ctypes.data,
+        BoxPlaces.PLACE: place.ctypes.data,
     }
-    copies = np.array([fields[each] for each in Copies], np.int64)
+    copies = np.array([fields[each] for each in BoxPlaces], np.int64)
     boxes.functions().land(
         shared.data.ctypes.data, shared.valid.ctypes.data, region.data.ctypes.data, copies.ctypes.data, len(begin),
         len(place), width, cut.fill * _EVERY_16_BITS,

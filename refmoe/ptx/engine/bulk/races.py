@@ -19,7 +19,7 @@ from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.combined import Combined
 from refmoe.ptx.engine.races import RaceShadow, merge, shadow_of
 from refmoe.ptx.native import boxes
-from refmoe.ptx.native.boxes import Tables
+from refmoe.ptx.native.boxes import LineTables
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.numbers import different
@@ -136,18 +136,18 @@ class BulkShadow(RaceShadow):
         threads = LANES * clocks.warps
         rows, begins = clocks.rows(lanes), machine.first_thread + lanes // threads * threads
         fields = {
-            Tables.BULK_WRITES: self._bulk_writes.ctypes.data,
-            Tables.READ_STEPS: self._read_steps.ctypes.data,
-            Tables.READ_COLUMNS: self._read_steps.shape[1],
-            Tables.WRITE_STEPS: self._write_steps.ctypes.data,
-            Tables.WARPS: self.readers,
-            Tables.SEEN: clocks.seen.ctypes.data,
-            Tables.COLUMNS: clocks.columns,
-            Tables.AGENTS: clocks.agents,
-            Tables.CROSSED: clocks.crossed,
-            Tables.THREADS: threads,
+            LineTables.BULK_WRITES: self._bulk_writes.ctypes.data,
+            LineTables.READ_STEPS: self._read_steps.ctypes.data,
+            LineTables.READ_COLUMNS: self._read_steps.shape[1],
+            LineTables.WRITE_STEPS: self._write_steps.ctypes.data,
+            LineTables.WARPS: self.readers,
+            LineTables.SEEN: clocks.seen.ctypes.data,
+            LineTables.COLUMNS: clocks.columns,
+            LineTables.AGENTS: clocks.agents,
+            LineTables.CROSSED: clocks.crossed,
+            LineTables.THREADS: threads,
         }
-        tables = np.array([fields[each] for each in Tables], np.int64)
+        tables = np.array([fields[each] for each in LineTables], np.int64)
         assert first.size
         assert 0 <= int(first.min()) <= int(first.max()) <= self.granules.size - span
         boxes.functions().ordered(
