@@ -7,8 +7,8 @@
 
 Copy i goes to `span` bytes from byte `target[i]` on of shared memory, int64 [count]. `valid` says which of its bytes
 are initialised. `copies` are addresses, see `BoxPlaces`: word j of copy i, of `width` bytes, comes from byte
-`begin[i] + offset[i * stride + j]` of `source`, and goes to byte `target[i] + place[j]`. Where `inside[i * words + j]` is off it
-is `fill` instead, 8 bytes that repeat.
+`begin[i] + offset[i * stride + j]` of `source`, and goes to byte `target[i] + place[j]`. Where `inside[i * words + j]`
+is off it is `fill` instead, 8 bytes that repeat.
 
 `record` makes `records[i]` the last write of all granules in the range from `first[i]` on, see `Granules.write`.
 
