@@ -158,7 +158,7 @@ class OrderedLanes(AccessLanes):
             leave_if(build, self.any(build.and_(some, here)), 1)
             return
         suspects = build.and_(build.and_(some, other), here)
-        with build.if_then(build.not_(self._knows_the_one(previous, suspects))):
+        with build.if_then(self.any(suspects)), build.if_then(build.not_(self._knows_the_one(previous, suspects))):
             left = build.bitcast(build.and_(suspects, build.not_(self._known(previous, suspects, spread))), WARP_MASK)
             with build.if_then(build.icmp_unsigned("!=", left, ir.Constant(WARP_MASK, 0))):
                 build.store(previous, self.records, align=32)
@@ -167,16 +167,12 @@ class OrderedLanes(AccessLanes):
                 leave_if(build, build.icmp_unsigned("!=", found, ir.Constant(WARP_MASK, 0)), 1)
 
     def _knows_the_one(self, record: Value, asked: Value) -> Value:
-        """Whether all elements of `asked` have one record, which `_known` would say is known; or there are none.
+        """Whether all elements of `asked`, one at least, have one record, which `_known` would say is known.
 
         Mostly one copy, or one warp, wrote all that an access finds.
         """
         build = self.build_
-        mask = build.bitcast(asked, WARP_MASK)
-        nobody = build.icmp_unsigned("==", mask, ir.Constant(WARP_MASK, 0))
-        # With the last lane in it the mask has a lowest one; where that is asked for nothing, no answer counts.
-        some = build.or_(mask, ir.Constant(WARP_MASK, 1 << (LANES - 1)))
-        first = build.extract_element(record, lowest(build, some))
+        first = build.extract_element(record, lowest(build, build.bitcast(asked, WARP_MASK)))
         others = self.any(build.and_(build.icmp_unsigned("!=", record, self.splat(first)), asked))
         # Lanes with rows of their own know what the warp's row knows, and more.
         alike = build.not_(others)
@@ -198,7 +194,7 @@ class OrderedLanes(AccessLanes):
         place = build.select(fine, place, word(0))
         reached = build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD)
         known = build.icmp_signed(">=", reached, build.lshr(first, word(_STEP_SHIFT)))
-        return build.or_(nobody, build.and_(fine, known))
+        return build.and_(fine, known)
 
     @staticmethod
     def _kinds_apart() -> tuple[tuple[int, Context, int], ...]:
