@@ -339,6 +339,12 @@ class TextBuilder:
         function = self._function.module.declare_intrinsic("llvm.cttz", kinds)
         return self.call(function, [value, nonzero])
 
+    def ctlz(self, value: Operand, nonzero: Operand) -> LineResult:
+        """How many bits above the highest one are not set; of 0 nothing, if `nonzero`."""
+        kinds = [value.type, nonzero.type]
+        function = self._function.module.declare_intrinsic("llvm.ctlz", kinds)
+        return self.call(function, [value, nonzero])
+
     def phi(self, kind: Type) -> Phi:
         """A value for each block that control comes from; it stands in front of other instructions."""
         phi = Phi(kind, self._new())

@@ -263,6 +263,27 @@ def test_stale_maps(body: str, message: str) -> None:
         edited(body)
 
 
+def test_a_map_that_was_fresh_is_stale_again() -> None:
+    # The same bytes a second time: thread 0 goes by them again, as it did before.
+    first = "mov.u64 %d1, %d3;" + expect(256) + load(2) + wait()
+    again = expect(256) + load(2) + wait(1, 1)
+    body = TO_SHARED + EDIT + MEET + COPY + ACQUIRE + first + MEET
+    edited(body + again)
+    edited(body + COPY + ACQUIRE + again)
+    with pytest.raises(ptx.MisuseError, match=r"a stale tensor map.*its own warp has not acquired it since"):
+        edited(body + COPY + again)
+
+
+def test_a_map_is_looked_at_anew_by_another_address_or_after_an_edit() -> None:
+    other = Tensor("u8", 8, (64, 6), (80,), (64, 4), (1, 1))
+    use = expect(256) + load(2)
+    # The first copy's bytes are overwritten by those of a second one, which goes by an edited map.
+    start = TO_SHARED + MEET + COPY + ACQUIRE + "mov.u64 %d1, %d3;" + use + wait() + MEET
+    out, content = edited(start + EDIT + MEET + COPY + ACQUIRE + use + wait(1, 1) + dump(256))
+    expected = loaded(other, content.tobytes()[128:], (0, 4))
+    np.testing.assert_array_equal(out, [expected[1024 + i] for i in range(256)])
+
+
 def test_an_edit_in_global_memory() -> None:
     edit = "@%p0 tensormap.replace.tile.global_dim.global.b1024.b32 [%d3], 1, 6;"
     release = "@%p0 fence.proxy.tensormap::generic.release.gpu;"

@@ -16,7 +16,7 @@ import numpy as np
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.errors import WarpError
-from refmoe.ptx.native.clocks import raise_rows
+from refmoe.ptx.state.numbers import different
 from refmoe.ptx.state.pages import untouched
 from refmoe.ptx.text.syntax import Instruction
 
@@ -105,6 +105,10 @@ class Barriers:
             machine.resume(place, mask)
             return
         lanes = np.flatnonzero(mask)
+        alike = not isinstance(number, np.ndarray) and not isinstance(count, np.ndarray)
+        if alike:
+            # What is true of the first lane of a CTA is true of all.
+            lanes = lanes[np.r_[True, np.diff(machine.lane_cta[lanes]) != 0]]
         numbers = np.broadcast_to(np.asarray(number, np.int64), mask.shape)[lanes]
         if numbers.max() >= COUNT:
             raise self._error(code, lanes[int(np.argmax(numbers))], f"barrier {int(numbers.max())} of 16")
@@ -135,12 +139,12 @@ class Barriers:
             )
             raise self._error(code, lanes[bad], what)
         self._reduces[ctas, numbers] = reduces
-        self.at[lanes] = numbers
-        self._origin[lanes] = place
-        self._stays[lanes] = code.kind != "arrive"
-        self._counted[lanes] = False
+        self.at[mask] = int(numbers[0]) if alike else numbers
+        self._origin[mask] = place
+        self._stays[mask] = code.kind != "arrive"
+        self._counted[mask] = False
         if vote is not None:
-            self._vote[lanes] = np.broadcast_to(vote, mask.shape)[lanes]
+            self._vote[mask] = np.broadcast_to(vote, mask.shape)[mask]
         self.settle()
 
     def _error(self, code: BarrierCode, lane: int, what: str) -> WarpError:
@@ -151,25 +155,24 @@ class Barriers:
         if clocks is None:
             return
         warps = np.flatnonzero(mask.reshape(-1, 32).any(axis=1))
-        known, beyond = clocks.knowledge(warps, self.machine.alive, self.machine.exist)
         owner = warps // self.machine.warps
         first = np.r_[True, owner[1:] != owner[:-1]]
         group = np.cumsum(first) - 1
-        joined = np.zeros((int(group[-1]) + 1, known.shape[1]), np.int64)
-        raise_rows(joined, group, known)
+        joined = np.zeros((int(group[-1]) + 1, clocks.columns), np.int64)
+        beyond = clocks.bring(joined, group, warps, self.machine.alive, self.machine.exist)
         if any(each is not None for each in beyond):
             together: dict[int, Knowledge | None] = {}
             for cta, each in zip(owner.tolist(), beyond, strict=True):
                 together[cta] = clocks.pool.join(together.get(cta), each)
             beyond = [together[cta] for cta in owner.tolist()]
-        clocks.learn(warps, joined, group, beyond)
+        clocks.learn(warps, joined[:, : clocks.used], group, beyond)
         self.machine.tick(self.machine.launch.clock + 1)
 
     def settle(self) -> None:
         """Count warps whose lanes have all come or exited, and complete the barriers whose warps have all come."""
         machine = self.machine
         living = machine.alive.reshape(-1, 32)
-        for number in map(int, np.unique(self.at[self.at >= 0])):
+        for number in map(int, different(self.at[self.at >= 0])):
             gathered = ((self.at == number) & ~self._counted).reshape(-1, 32)
             warps = np.flatnonzero(gathered.any(axis=1) & (gathered | ~living).all(axis=1))
             if not warps.size:
@@ -194,7 +197,7 @@ class Barriers:
         threads = self.threads[:, number] + 32 * np.bincount(owner, minlength=self.machine.ctas)
         fitting = threads[owner] <= self.expected[owner, number]
         self._count(number, warps[fitting])
-        ctas = np.unique(owner[fitting])
+        ctas = different(owner[fitting])
         self._complete(ctas[self.threads[ctas, number] == self.expected[ctas, number]], number)
         return warps[~fitting]
 
@@ -211,8 +214,7 @@ class Barriers:
         self._check_aligned(lanes)
         self._counted[lanes] = True
         if machine.clocks is not None:
-            known, beyond = machine.clocks.knowledge(warps, machine.alive, machine.exist)
-            raise_rows(self._known[:, number, : known.shape[1]], owner, known)
+            beyond = machine.clocks.bring(self._known[:, number], owner, warps, machine.alive, machine.exist)
             for cta, each in zip(owner.tolist(), beyond, strict=True):
                 if each is not None:
                     together = machine.clocks.pool.join(self._beyond.get((cta, number)), each)
@@ -262,7 +264,7 @@ class Barriers:
     def _reduce(self, waiting: Array) -> None:
         """Results of `.red` to the lanes that wait, of each CTA by itself."""
         machine = self.machine
-        for place in np.unique(self._origin[waiting]).tolist():
+        for place in different(self._origin[waiting]).tolist():
             code = self._codes[place]
             if code.destination is None:
                 continue

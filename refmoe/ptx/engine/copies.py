@@ -26,6 +26,7 @@ from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import MisuseError
 from refmoe.ptx.native import copies as native
 from refmoe.ptx.state.memory import Region
+from refmoe.ptx.state.numbers import different
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -76,11 +77,6 @@ class Flight:
             index=self.index[which],
             raced=None if self.raced is None else (self.raced[0][which], self.raced[1][which]),
         )
-
-
-def different(sizes: Array) -> Array:
-    """The values of an array, each once: mostly it has one."""
-    return sizes[:1] if np.count_nonzero(sizes == sizes[0]) == len(sizes) else np.unique(sizes)
 
 
 class Divisible(Protocol):

@@ -45,8 +45,9 @@ class Frame:
 
     def get(self, registers: list[Any], number: int) -> Array:
         """A register's values for this frame's vectors: a copy, because native code writes registers in place."""
-        value = registers[number].reshape(-1)
-        return value if self.index is None else value[self.index]
+        held = registers[number]
+        # Those of all lanes lie far apart, a row for each warp.
+        return held.reshape(-1) if self.index is None else held[self.index >> 5, self.index & 31]
 
     def put(self, registers: list[Any], number: int, value: Array) -> None:
         """Write a register of the active lanes; the others keep theirs."""

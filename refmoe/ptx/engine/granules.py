@@ -19,12 +19,15 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.ptx.native import boxes
 from refmoe.ptx.native import pages as native
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT, cleared, untouched
 from refmoe.ptx.state.records import UNKNOWN_STEP
 
 Array = Any
+# Of `used`: it stands for all columns from here on.
+_LAST_BIT = 63
 
 
 class Granules:
@@ -40,7 +43,8 @@ class Granules:
     Attributes:
         states: int64 [pages], one more than the binary logarithm of the bytes of a granule; 0 for a page that nobody
             accessed.
-        used: int64 [pages], a bit for each column in which a page may have records; the others need not be read.
+        used: int64 [pages], a bit for each column in which a page may have records; the others need not be read. The
+            last bit is that of all columns from the 63rd on.
         steps: int64 [pages, columns + 1], the last step of the records in a page, of each column but the first. It is
             `UNKNOWN_STEP` where it is not known, or a record may be of another warp's access.
         records: int64 [columns + 2, size].
@@ -124,25 +128,36 @@ class Granules:
                 column[begin : begin + (room >> own - 1)] = np.repeat(coarse, 1 << old - own)
         self.states[page] = own
 
-    def prepare(self, first: Array, span: int, width: int) -> None:
-        """Give the pages of ranges of `span` bytes from `first` [n] on granules of at most `width` bytes."""
+    def prepare(self, first: Array, span: int, width: int, reads: int | None = None) -> None:
+        """Ranges of `span` bytes from `first` [n] on get granules of at most `width` bytes.
+
+        Somebody will enter records there who does not say so page by page: of writes, or into that column of `reads`.
+        """
         if first.size:
             pages = _pages(first, span).ravel()
-            self.used[pages], self.steps[pages] = -1, UNKNOWN_STEP
+            column = 0 if reads is None else 1 + reads
+            self.used[pages] |= np.int64(-1 << 63 if column >= _LAST_BIT else 1 << column)
+            if reads is not None:
+                self.steps[pages, reads] = UNKNOWN_STEP
             self.refine(pages, width.bit_length())
+
+    def use_weaker(self, slots: Array) -> None:
+        """There will be records of weaker writes in `slots` [n]."""
+        pages, column = slots >> PAGE_SHIFT, len(self.others)
+        self.used[pages] |= np.int64(-1 << 63 if column >= _LAST_BIT else 1 << column)
+        self.steps[pages, column - 1] = UNKNOWN_STEP
 
     def write(self, first: Array, span: int, records: Array) -> None:
         """Each of `records` [n] is that of the last write of all granules in the range from `first` [n] on."""
         if not first.size:
             return
-        held = self.states[_pages(first, span)]
-        if held.min() < held.max():
-            for row, slots in self.ranges(first, span):
-                self.writes[slots] = records[row]
-            return
-        shift = int(held[0, 0]) - 1
-        index = first[:, None] + np.arange(0, span, 1 << shift)
-        self.writes[(index & -PAGE) + ((index & PAGE - 1) >> shift)] = records[:, None]
+        first, records = np.ascontiguousarray(first, np.int64), np.ascontiguousarray(records, np.int64)
+        # Native code does not ask where it writes.
+        assert len(first) == len(records)
+        assert 0 <= int(first.min()) <= int(first.max()) <= self.size - span
+        boxes.functions().record(
+            self.writes.ctypes.data, self.states.ctypes.data, first.ctypes.data, records.ctypes.data, len(first), span
+        )
 
     def ranges(self, first: Array, span: int) -> Iterator[tuple[int, slice]]:
         """(number of the range, its slots in one page) of ranges of `span` bytes from `first` [n] on."""

@@ -20,6 +20,7 @@ from refmoe.ptx.grid import BlockQueue, Grid, index_in
 from refmoe.ptx.native import order
 from refmoe.ptx.schedule import Schedule
 from refmoe.ptx.state.memory import Arena, Region, owned_region
+from refmoe.ptx.state.numbers import different
 from refmoe.ptx.state.records import AGENTS
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.state.special_registers import Ticks
@@ -349,7 +350,7 @@ class Lanes(ABC):
 
     def resume_each(self, places: Array, lanes: Array) -> None:
         """`lanes` leave the barriers that end the blocks `places` [lanes of the machine]."""
-        for place in np.unique(places[lanes]):
+        for place in different(places[lanes]):
             self.resume(int(place), lanes & (places == place))
 
     # What whatever runs the lanes does for their instructions

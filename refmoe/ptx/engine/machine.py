@@ -26,6 +26,7 @@ from refmoe.ptx.engine.barriers import Barriers
 from refmoe.ptx.engine.bulk.copies import Bulk
 from refmoe.ptx.engine.bulk.early_exit import refuse_early_exit
 from refmoe.ptx.engine.bulk.exact import ExactBulkShadow
+from refmoe.ptx.engine.bulk.maps import MapLooks
 from refmoe.ptx.engine.bulk.races import BulkShadow
 from refmoe.ptx.engine.cluster.barrier import ClusterBarrier
 from refmoe.ptx.engine.code import Code, View
@@ -157,6 +158,7 @@ class Machine(Runner):
         self.cluster_barrier = ClusterBarrier(self, self.code.barriers)
         self.copies = self.add(Copies(self))
         self.bulk = self.add(Bulk(self))
+        self.add(MapLooks())
         self.mbarriers = self.add(Mbarriers(self, waits, self.bulk))
         if launch.following is not None:
             self.undefined = UndefinedFollower(self, self.code, launch.following)
@@ -232,6 +234,7 @@ class Machine(Runner):
     def release(self) -> None:
         """Give memory back: all CTAs have exited, and others do not take their place."""
         self.native.release()
+        self.mbarriers.release()
         for region in (self.shared, self.local):
             self._forget_accesses(region)
             region.release()

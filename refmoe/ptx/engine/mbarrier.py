@@ -20,15 +20,16 @@ import numpy as np
 
 from refmoe.ptx.engine.barriers import ranges
 from refmoe.ptx.engine.cluster.arrivals import RemoteArrivals
-from refmoe.ptx.engine.copies import Copies, different
+from refmoe.ptx.engine.copies import Copies
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access
-from refmoe.ptx.engine.mbarrier_table import MOST, OBJECT_BYTES, MbarrierTable, among
+from refmoe.ptx.engine.mbarrier_table import MOST, OBJECT_BYTES, MbarrierTable
 from refmoe.ptx.engine.order.accessing import Accessing
 from refmoe.ptx.engine.order.clocks import LANES
 from refmoe.ptx.engine.races import shadow_of
-from refmoe.ptx.native.clocks import raise_rows
+from refmoe.ptx.native.clocks import move_rows, raise_rows, raise_whole
+from refmoe.ptx.state.numbers import among, different
 from refmoe.ptx.state.records import CLUSTER, CTA, GUARDED, THREAD
 from refmoe.ptx.text.syntax import Instruction
 
@@ -233,7 +234,8 @@ class Mbarriers(MbarrierTable):
 
     def _states(self, ids: Array, counts: Array) -> Array:
         """The state that each of the arrivals finds."""
-        order = np.argsort(ids, kind="stable")
+        # Mostly lanes come in the order of their objects.
+        order = slice(None) if (ids[1:] >= ids[:-1]).all() else np.argsort(ids, kind="stable")
         ordered, taken = ids[order], counts[order]
         before = np.cumsum(taken) - taken
         first = np.r_[True, ordered[1:] != ordered[:-1]]
@@ -345,8 +347,8 @@ class Mbarriers(MbarrierTable):
         self._foreign[done] = 0
         self.pending[done] = self.expected[done]
         if self.machine.clocks is not None:
-            self._known[done] = self._together(done)
-            self._coming[done] = 0
+            move_rows(self._known, self._coming, done)
+            self._raise_whole(done)
             for number in done.tolist() if self._coming_beyond or self._known_beyond else ():
                 self._known_beyond.pop(number, None)
                 if number in self._coming_beyond:
@@ -434,7 +436,7 @@ class Mbarriers(MbarrierTable):
         self._check_own(work, ids, lanes)
         ready = self.complete(work, ids, lanes, asked)
         if (self._arrivals or self._bulk.pending) and not ready.all() and not self.early:
-            self.land(frame, np.unique(ids[~ready]), work.access.instruction)
+            self.land(frame, different(ids[~ready]), work.access.instruction)
             ready = self.complete(work, ids, lanes, asked)
         return ids, ready
 
@@ -474,7 +476,7 @@ class Mbarriers(MbarrierTable):
         self._asked[lanes] = asked
 
     def _send(self, lanes: Array) -> None:
-        for place in np.unique(self._place[lanes]):
+        for place in different(self._place[lanes]):
             self.machine.resume_at(int(place), lanes & (self._place == place))
         self.at[lanes] = 0
 
@@ -548,20 +550,21 @@ class Mbarriers(MbarrierTable):
                     self._coming_beyond[number] = clocks.pool.join(self._coming_beyond.get(number), theirs)
         self.machine.tick(self.machine.launch.clock + 1)
 
-    def _together(self, ids: Array) -> Array:
-        """What arrivals released, where a warp all of whose lanes arrived is known as a whole.
+    def _raise_whole(self, ids: Array) -> None:
+        """In what arrivals released, a warp all of whose lanes arrived is known as a whole.
 
         Lanes that have exited are lanes of their warp: nobody knows what they did unless they arrived, too.
         """
         machine = self.machine
-        known = self._coming[ids]
-        warps = machine.clocks.warps
+        warps, lane = machine.clocks.warps, machine.clocks.lane
         cluster = self.slot[ids] * OBJECT_BYTES // (machine.shared.stride * machine.launch.grid.cluster_blocks)
         exist = machine.exist.reshape(-1, warps, 32)[cluster]
-        lanes = known[:, machine.clocks.lane : machine.clocks.copy].reshape(-1, warps, 32)
-        lanes = np.where(exist, lanes, _FOREVER).min(axis=2)
-        known[:, :warps] = np.maximum(known[:, :warps], np.where(lanes < _FOREVER, lanes, 0))
-        return known
+        if exist.all():
+            raise_whole(self._known, ids, lane, warps)
+            return
+        known = self._known[ids, : machine.clocks.copy]
+        lanes = np.where(exist, known[:, lane:].reshape(-1, warps, 32), _FOREVER).min(axis=2)
+        self._known[ids, :warps] = np.maximum(known[:, :warps], np.where(lanes < _FOREVER, lanes, 0))
 
 
 def _runs(warps: Array, ids: Array) -> tuple[Array, Array]:

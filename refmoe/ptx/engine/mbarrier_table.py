@@ -12,7 +12,8 @@ from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.engine.races import shadow_of
-from refmoe.ptx.state.pages import untouched
+from refmoe.ptx.native.clocks import clear_rows
+from refmoe.ptx.state.pages import cleared, untouched
 from refmoe.ptx.state.records import THREAD
 from refmoe.ptx.state.spaces import OWN_BASE
 from refmoe.ptx.text.syntax import Instruction
@@ -50,15 +51,6 @@ class _Lookup:
         # NumPy takes ten times as long to compare a warp's numbers.
         same: bool = lanes.tobytes() == self.lanes.tobytes() and address.tobytes() == self.address.tobytes()
         return same
-
-
-def among(values: Array, some: Array) -> Array:
-    """Which of `values` [n] are in `some` [m]; bool [n]. Mostly one of both has a single element."""
-    if len(some) == 1:
-        return values == some[0]
-    if len(values) == 1:
-        return np.array([(some == values[0]).any()])
-    return np.isin(values, some)
 
 
 class MbarrierTable:
@@ -114,6 +106,16 @@ class MbarrierTable:
             new = untouched((size, *old.shape[1:]), old.dtype)
             new[: self.count] = old[: self.count]
             setattr(self, name, new)
+
+    def release(self) -> None:
+        """Give memory back: nobody asks any more what arrivals released."""
+        rows = np.arange(self.count)
+        for name in ("_coming", "_known"):
+            table = getattr(self, name)
+            if self.machine.clocks is not None and table.size:
+                clear_rows(table, rows)
+                cleared(table, len(rows) * table.strides[0])
+            setattr(self, name, table[:0])
 
     # Objects by address
 

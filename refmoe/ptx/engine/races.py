@@ -381,6 +381,7 @@ class RaceShadow:
             # What comes before a weak write comes before whatever comes after it.
             for row in np.flatnonzero((kept[places] != 0) & (records & STRENGTH != 0)).tolist():
                 records[row] = merge(int(kept[places[row]]), int(records[row]), frame.machine.clocks)
+            self.granules.use_weaker(places)
             kept[places] = records
 
     def before_write(

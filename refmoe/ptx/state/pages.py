@@ -29,7 +29,7 @@ _LINUX = sys.platform == "linux"
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _LINUX else 0)
 _NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
 # Most bytes that are kept for later, of each kind.
-_MOST_SPARE = 128 << 20
+_MOST_SPARE = 192 << 20
 
 
 class Spare:

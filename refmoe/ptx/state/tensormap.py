@@ -275,6 +275,16 @@ def edited_tensor_map(content: bytes) -> TensorMap:
     return decode_tensor_map(content)
 
 
+@lru_cache(maxsize=4096)
+def replaced_bytes(content: bytes, field: str, ordinal: int, value: int) -> bytes:
+    """The bytes of a map after `tensormap.replace.tile.<field>`: mostly all blocks edit a copy of one map.
+
+    Raises:
+        ValueError: see `edited_tensor_map` and `replace_field`.
+    """
+    return replace_field(edited_tensor_map(content), field, ordinal, value).encode()
+
+
 def _ranked(
     data_type: str, dims: Sequence[int], strides: Sequence[int], element_strides: Sequence[int] | None, least: int
 ) -> tuple[int, Sequence[int]]:
@@ -393,15 +403,16 @@ class MapHistory:
         released: that of its last release.
         fenced: by warp of the grid, the time of its last release of everything it wrote.
         acquired: by (warp of the grid, address), the time of the last acquire.
+        events: how many there were.
     """
 
     edited: dict[int, tuple[int, int]] = field(default_factory=dict)
     released: dict[int, tuple[int, int]] = field(default_factory=dict)
     fenced: dict[int, tuple[int, int]] = field(default_factory=dict)
     acquired: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    _events: int = 0
+    events: int = 0
 
     def time(self, step: int) -> tuple[int, int]:
         """Now, in step `step` of the launch."""
-        self._events += 1
-        return step, self._events
+        self.events += 1
+        return step, self.events

@@ -7,7 +7,7 @@ import pytest
 from support.ptx_kernel import line_of, run
 
 from refmoe import ptx
-from refmoe.ptx.engine.mbarrier_table import among
+from refmoe.ptx.state.numbers import among
 
 BAR = ".shared .align 8 .b64 bar[4]; .shared .align 16 .b8 cell[2048];"
 

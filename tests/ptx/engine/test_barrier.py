@@ -7,7 +7,8 @@ import pytest
 from support.ptx_kernel import line_of, run
 
 from refmoe import ptx
-from refmoe.ptx.native.clocks import raise_rows
+from refmoe.ptx.native.clocks import clear_rows, copy_rows, move_rows, raise_rows, raise_whole
+from refmoe.ptx.state.numbers import different
 
 CELLS = ".shared .align 4 .b8 cell[512];"
 
@@ -402,16 +403,68 @@ def test_barriers_of_several_blocks(polls: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("width", [1, 5, 8, 21])
+@pytest.mark.parametrize("width", [1, 5, 8, 21, 64, 150])
 def test_rows_are_raised_as_by_maximum_at(seed: int, width: int) -> None:
     rng = np.random.default_rng(seed)
-    # Parts of wider tables, whose other words stay as they are.
-    source = rng.integers(-9, 99, (7, width + 3))[:, 2 : width + 2]
+    # Parts of wider tables, whose other words stay as they are. In long rows many words side by side are zero, and each
+    # place of a word within a part is the only one that is not, in some row.
+    source = rng.integers(0, 99, (7, width + 3))[:, 2 : width + 2]
+    source[rng.random(source.shape) < (0.97 if width > 21 else 0.2)] = 0
     for count in (0, 1, 2, 40):
         keys, rows = rng.integers(0, 6, count), rng.integers(0, 7, count)
         for given in (rows, None) if count <= len(source) else (rows,):
-            whole = rng.integers(-9, 60, (6, width + 2))
+            whole = rng.integers(0, 60, (6, width + 2))
             wanted = whole.copy()
             np.maximum.at(wanted[:, 1 : width + 1], keys, source[:count] if given is None else source[given])
             raise_rows(whole[:, 1 : width + 1], keys, source, given)
             np.testing.assert_array_equal(whole, wanted)
+
+
+def rows_of_clocks(seed: int, width: int) -> np.ndarray:
+    """int64 [9, width], of which many parts are zero, and some words in each other part are not."""
+    rng = np.random.default_rng(seed)
+    table = rng.integers(1, 99, (9, width))
+    table[rng.random(table.shape) < 0.9] = 0
+    return table
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("width", [1, 31, 32, 150])
+def test_rows_are_copied_moved_and_cleared(seed: int, width: int) -> None:
+    keys, rows = np.array([4, 1, 8]), np.array([0, 7, 7])
+    table, source = rows_of_clocks(seed, width), rows_of_clocks(seed + 9, width)
+    wanted = table.copy()
+    wanted[keys] = source[rows]
+    copy_rows(table, keys, source, rows)
+    np.testing.assert_array_equal(table, wanted)
+    wanted[keys], wanted_source = source[keys], source.copy()
+    wanted_source[keys] = 0
+    move_rows(table, source, keys)
+    np.testing.assert_array_equal(table, wanted)
+    np.testing.assert_array_equal(source, wanted_source)
+    wanted[rows] = 0
+    clear_rows(table, rows)
+    np.testing.assert_array_equal(table, wanted)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_warp_is_known_up_to_what_is_known_of_all_its_lanes(seed: int) -> None:
+    warps, rng = 3, np.random.default_rng(seed)
+    table = rng.integers(0, 99, (5, 5 + warps + 32 * warps))
+    lanes, rows = 4, np.array([3, 0])
+    wanted = table.copy()
+    least = table[rows, lanes : lanes + 32 * warps].reshape(-1, warps, 32).min(axis=2)
+    # Lanes of low steps are in all warps: some words of warps are higher, some are not.
+    wanted[rows, :warps] = np.maximum(table[rows, :warps], least)
+    table[:, 1] = wanted[:, 1] = 0
+    wanted[rows, 1] = least[:, 1]
+    raise_whole(table, rows, lanes, warps)
+    np.testing.assert_array_equal(table, wanted)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 64, 65, 900])
+@pytest.mark.parametrize("most", [1, 9, 1 << 13, 1 << 40])
+def test_different_numbers_are_those_that_numpy_finds(count: int, most: int) -> None:
+    values = np.random.default_rng(count).integers(-most, most, count)
+    np.testing.assert_array_equal(different(values), np.unique(values))
+    np.testing.assert_array_equal(different(values[:1].repeat(count)), np.unique(values[:1].repeat(count)))

@@ -67,6 +67,31 @@ def test_without_a_barrier_a_warp_reads_what_another_has_not_written() -> None:
     assert (race.thread, race.other_thread) == ((32, 0, 0), (0, 0, 0))
 
 
+@pytest.mark.parametrize(("first", "later"), [("lt", "ge"), ("ge", "lt")])
+def test_a_read_of_what_two_warps_wrote_comes_after_both(first: str, later: str) -> None:
+    # Warp 0 writes half of a line before the barrier, warp 1 the other half behind it; warp 2 reads the line.
+    body = f"""
+        mov.u32 %r3, cell; and.b32 %r4, %r1, 31; mad.lo.u32 %r5, %r4, 4, %r3;
+        shr.u32 %r6, %r1, 5;
+        setp.{first}.u32 %p1, %r4, 16; setp.eq.and.u32 %p1, %r6, 0, %p1;
+        @%p1 st.shared.u32 [%r5], %r2;
+        bar.sync 0;
+        setp.{later}.u32 %p2, %r4, 16; setp.eq.and.u32 %p2, %r6, 1, %p2;
+        @%p2 st.shared.u32 [%r5], %r2;
+        {{sync}}
+        setp.eq.u32 %p3, %r6, 2;
+        @%p3 ld.shared.u32 %r7, [%r5];
+        @%p3 st.global.u32 [%d2], %r7;
+        ret;
+    """
+    out = np.zeros(96, np.uint32)
+    run(body.format(sync="bar.sync 0;"), out, block=(96, 1, 1), declarations=CELLS)
+    with pytest.raises(ptx.RaceError) as caught:
+        run(body.format(sync=""), out, block=(96, 1, 1), declarations=CELLS)
+    assert caught.value.kind == "write-read"
+    assert {caught.value.thread[0] // 32, caught.value.other_thread[0] // 32} == {1, 2}
+
+
 def test_a_missing_second_barrier_is_found_in_a_loop() -> None:
     # Write, barrier, read, (barrier,) write again: without the second barrier the next write races with the reads.
     body = """

@@ -101,15 +101,23 @@ class Words:
 
     Attributes:
         width: bytes of a word.
-        index: int64 [n, m], byte offsets from the tensor's element 0; those outside the tensor mean nothing.
+        begin: int64 [n], byte offsets of the boxes from the tensor's element 0.
+        offset: byte offsets of words from there, int64 [m] of every box, or [n, m]; where they lead outside the tensor
+            they mean nothing.
         inside: bool [n, m], or None where all are in the tensor.
         place: int64 [m], byte offsets in shared memory from the begin of the box.
     """
 
     width: int
-    index: Array
+    begin: Array
+    offset: Array
     inside: Array | None
     place: Array
+
+    @property
+    def index(self) -> Array:
+        """int64 [n, m], byte offsets of all words from the tensor's element 0."""
+        return self.begin[:, None] + self.offset
 
 
 @lru_cache(maxsize=1024)
@@ -238,15 +246,14 @@ def words(box: Box, address: Array, dims: Array, start: Array, phase: int) -> Wo
         cuts |= stride
     width = widest(box, int(cuts))
     offsets, positions, place = _pattern(box, width, phase)
-    index = origin[:, None] + offsets
     if whole:
-        return Words(width, index, None, place)
+        return Words(width, origin, offsets, None, place)
     column = positions[0] * width * 8 // box.bits
     inside = (column >= low[:, None]) & (column < high[:, None])
     for i in range(1, box.rank):
         at = start[:, i, None] + positions[i]
         inside &= (at >= 0) & (at < dims[:, i, None])
-    return Words(width, index, inside, place)
+    return Words(width, origin, offsets, inside, place)
 
 
 @lru_cache(maxsize=1024)

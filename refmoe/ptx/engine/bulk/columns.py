@@ -150,7 +150,8 @@ def column_words(
     within = (number >= low[:, None]) & (number < high[:, None])
     words = (inside[:, :, None] & within[:, None, :]).reshape(len(start), -1)
     place = places(column, width, phase)
-    return Words(width, index.reshape(len(start), -1), None if words.all() else words, place)
+    nothing = np.zeros(len(start), np.int64)
+    return Words(width, nothing, index.reshape(len(start), -1), None if words.all() else words, place)
 
 
 def _walk(column: Column, i: int, lower: int, size: Array, start: Array, steps: Array) -> tuple[Array, Array]:

@@ -30,8 +30,10 @@ from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access, tell_watch
 from refmoe.ptx.engine.mbarrier import Mbarriers
+from refmoe.ptx.native import boxes
+from refmoe.ptx.native.boxes import BoxPlaces
 from refmoe.ptx.state.memory import Region
-from refmoe.ptx.state.pages import POISON
+from refmoe.ptx.state.numbers import different
 from refmoe.ptx.state.records import GRID, STEP_SHIFT, STRENGTH_SHIFT, WEAK
 from refmoe.ptx.text.syntax import Instruction
 
@@ -47,7 +49,8 @@ class Cut:
     Attributes:
         access: of one word in global memory.
         region: the buffer, or None where no word lies in its tensor.
-        index: int64 [n, m], bytes into the buffer.
+        begin: int64 [n], bytes into the buffer.
+        offset: of words from there, int64 [m] of every copy, or [n, m].
         inside: bool [n, m], the words that lie in the tensor, or None for all.
         place: int64 [m], bytes from the begin of each copy in shared memory.
         fill: what every 16 bits outside the tensor are loaded as.
@@ -55,14 +58,22 @@ class Cut:
 
     access: Access
     region: Region | None
-    index: Array
+    begin: Array
+    offset: Array
     inside: Array | None
     place: Array
     fill: int = 0
 
+    @cached_property
+    def index(self) -> Array:
+        """int64 [n, m], bytes of all words into the buffer."""
+        return self.begin[:, None] + self.offset
+
     def some(self, which: Array) -> Cut:
         """The copies at which bool [n] is on."""
-        return replace(self, index=self.index[which], inside=None if self.inside is None else self.inside[which])
+        offset = self.offset if self.offset.ndim == 1 else self.offset[which]
+        inside = None if self.inside is None else self.inside[which]
+        return replace(self, begin=self.begin[which], offset=offset, inside=inside)
 
     def chosen(self, lanes: Array) -> tuple[Array, Array]:
         """(byte index, lane) of every word in the tensor, one after another."""
@@ -203,10 +214,8 @@ class Bulk:
         machine = self.machine
         span = machine.shared.stride * machine.launch.grid.cluster_blocks
         offsets = machine.part(Mbarriers).slot[ids] * _BARRIER_BYTES % span
-        numbers = np.empty(len(ids), np.int64)
-        for offset in np.unique(offsets):
-            numbers[offsets == offset] = self._agents.number(int(offset))
-        return numbers
+        numbers = {offset: self._agents.number(offset) for offset in different(offsets).tolist()}
+        return np.array([numbers[offset] for offset in offsets.tolist()], np.int64)
 
     def multiplying_agent(self, group: int) -> int:
         """The agent that the products of a warpgroup are, by its number in its cluster."""
@@ -245,10 +254,7 @@ class Bulk:
                 frame, shared, cut.targets(flight.target) * cut.access.width, np.repeat(flight.lanes, len(cut.place))
             )
         else:
-            valid = shared.words(1, of_valid=True)
-            for begin in flight.target.tolist():
-                shared.data[begin : begin + flight.span] = POISON
-                valid[begin : begin + flight.span] = 0
+            _poison(shared, flight.target, flight.span)
         if machine.lands_at_once():
             self._land(frame, flight)
             machine.part(Mbarriers).landed(frame, flight.ids, flight.bytes, flight.instruction)
@@ -314,8 +320,9 @@ class Bulk:
         machine.tracer.copies("land", flight.instruction, flight.lanes, flight.bytes)
         machine.tracer.mbarrier("expect", flight.instruction, flight.lanes, flight.ids, -flight.bytes)
         width = cut.access.width
-        brought = _fetch(frame, cut, flight.lanes)
-        _bring(shared, width, cut.targets(flight.target), brought, len(flight.lanes), flight.reduction)
+        if not (flight.reduction is None and _bring_at_once(frame, cut, flight.lanes, shared, flight.target)):
+            brought = _fetch(frame, cut, flight.lanes)
+            _bring(shared, width, cut.targets(flight.target), brought, len(flight.lanes), flight.reduction)
         if machine.clocks is not None:
             own = self.agents(flight.ids)
             if flight.maps:
@@ -511,6 +518,46 @@ def _bring(region: Region, width: int, place: Array, words: Array, copies: int, 
     flat = place.reshape(copies, -1)
     for here, brought in zip(flat, words.reshape(copies, flat.shape[1], *words.shape[place.ndim :]), strict=True):
         region.write(width, here, reduction(region.read(width, here), brought))
+
+
+def _poison(shared: Region, target: Array, span: int) -> None:
+    """`span` bytes of shared memory from each of `target` [n] on are not written any more."""
+    assert shared.valid is not None
+    assert 0 <= int(target.min()) <= int(target.max()) <= min(shared.data.size, shared.valid.size) - span
+    target = np.ascontiguousarray(target, np.int64)
+    boxes.functions().poison(shared.data.ctypes.data, shared.valid.ctypes.data, target.ctypes.data, len(target), span)
+
+
+def _bring_at_once(frame: Frame, cut: Cut, lanes: Array, shared: Region, target: Array) -> bool:
+    """Write the words of loads into shared memory, from bytes `target` [n] on, if nothing about them is special."""
+    width, region = cut.access.width, cut.region
+    if region is None or region is shared or region.poisoned or width not in boxes.WIDTHS:
+        return False
+    if shared.journal is not None or shared.valid is None:
+        return False
+    if region.valid is not None:
+        cut.access._check_valid(frame, region, *cut.chosen(lanes))
+    begin, offset, target, place = (
+        np.ascontiguousarray(each, np.int64) for each in (cut.begin, cut.offset, target, cut.place)
+    )
+    inside = None if cut.inside is None else np.ascontiguousarray(cut.inside)
+    # Native code does not ask where it writes; where it reads was checked at the issue.
+    low, high = int(target.min() + place.min()), int(target.max() + place.max()) + width
+    assert 0 <= low < high <= min(shared.data.size, shared.valid.size)
+    fields = {
+        BoxPlaces.BEGIN: begin.ctypes.data,
+        BoxPlaces.OFFSET: offset.ctypes.data,
+        BoxPlaces.STRIDE: 0 if offset.ndim == 1 else offset.shape[1],
+        BoxPlaces.INSIDE: 0 if inside is None else inside.ctypes.data,
+        BoxPlaces.TARGET: target.ctypes.data,
+        BoxPlaces.PLACE: place.ctypes.data,
+    }
+    copies = np.array([fields[each] for each in BoxPlaces], np.int64)
+    boxes.functions().land(
+        shared.data.ctypes.data, shared.valid.ctypes.data, region.data.ctypes.data, copies.ctypes.data, len(begin),
+        len(place), width, cut.fill * _EVERY_16_BITS,
+    )  # fmt: skip
+    return True
 
 
 def _fetch(frame: Frame, cut: Cut, lanes: Array) -> Array:

@@ -12,7 +12,7 @@ from refmoe.ptx.engine.bulk.boxes import SHARED_ALIGN, Box, box_of, check_store,
 from refmoe.ptx.engine.bulk.columns import Column, column_of, column_words
 from refmoe.ptx.engine.bulk.copies import Bulk, BulkLoads, BulkStores, Cut
 from refmoe.ptx.engine.bulk.map_reads import MapRead, reads_of
-from refmoe.ptx.engine.bulk.maps import MapUse
+from refmoe.ptx.engine.bulk.maps import MapLooks, MapUse
 from refmoe.ptx.engine.bulk.reduce import Reduction
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.loads_and_stores import Access, Store
@@ -115,13 +115,12 @@ class Start:
         return Start(self.coordinates[which], self.offsets[which])
 
 
-def check_map(found: TensorMap, mode: str, where: Start) -> None:
+def check_map(found: TensorMap, mode: str, rank: int) -> None:
     """Refuse maps of another mode than the instruction's, or of another rank.
 
     Raises:
         ValueError: which they are.
     """
-    rank = where.coordinates.shape[1]
     if found.mode != mode:
         raise ValueError(f"a tensor map of mode {found.mode}, by which no copy of mode {mode} goes")
     if found.rank != rank:
@@ -145,32 +144,72 @@ def _boxes(
     `mode`: that of tensor maps that the instruction goes by.
     `operation`: what they are combined with what is there by, or None.
     """
-    storing = isinstance(access, Store)
-    machine, instruction = frame.machine, access.instruction
-    groups: dict[tuple[Box, int, int, Reduction | None], list[int]] = {}
+    storing, rank = isinstance(access, Store), where.coordinates.shape[1]
     maps = use.maps(frame, address, lanes)
+
+    def sort() -> tuple[_Alike, ...]:
+        return tuple(_alike(frame, access, maps, rank, shared, lanes, mode, operation))
+
+    key = rank, shared.tobytes(), mode, operation, storing
+    for group in frame.machine.part(MapLooks).sorted_by(maps, key, sort):
+        rows, box = group.rows, group.box
+        cut = _cut(frame, access, group, where.of(rows), lanes[rows])
+        whole = _sized(own, box.span, SHARED_ALIGN)
+        _, _, index = next(whole._parts(frame, shared[rows], lanes[rows]))
+        yield _Part(rows, whole, index, box.bytes, cut, group.reduction, address[rows])
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """Boxes of one shape, in one buffer, that begin at one place of the swizzle.
+
+    Attributes:
+        box: their shape.
+        phase: of all of them.
+        reduction: how they are combined with what is there, or None.
+        rows: which lanes make them, int64 [n].
+        address: uint64 [n], of their tensors.
+        dims: int64 [n, rank], elements of these along each dimension.
+    """
+
+    box: Box
+    phase: int
+    reduction: Reduction | None
+    rows: Array
+    address: Array
+    dims: Array
+
+
+def _alike(
+    frame: Frame,
+    access: Access,
+    maps: tuple[TensorMap, ...],
+    rank: int,
+    shared: Array,
+    lanes: Array,
+    mode: str,
+    operation: str | None,
+) -> Iterator[_Alike]:
+    storing, groups = isinstance(access, Store), dict[tuple[Box, int, int, Reduction | None], list[int]]()
     for row, found in enumerate(maps):
         try:
-            check_map(found, mode, where)
+            check_map(found, mode, rank)
             box = (box_of if mode == "tiled" else column_of)(found, storing)
             reduction = None if operation is None else Reduction.of_tensor(operation, found.data_type)
         except ValueError as error:
-            raise machine.misuse(instruction, lanes[row], str(error)) from error
+            raise frame.machine.misuse(access.instruction, lanes[row], str(error)) from error
         key = box, found.address >> WINDOW_BITS, box.phase(int(shared[row])), reduction
         groups.setdefault(key, []).append(row)
     for (box, _, phase, reduction), chosen in groups.items():
-        rows = np.array(chosen)
         some = [maps[row] for row in chosen]
-        cut = _cut(frame, access, box, some, where.of(rows), phase, lanes[rows])
-        whole = _sized(own, box.span, SHARED_ALIGN)
-        _, _, index = next(whole._parts(frame, shared[rows], lanes[rows]))
-        yield _Part(rows, whole, index, box.bytes, cut, reduction, address[rows])
+        address = np.array([found.address for found in some], np.uint64)
+        dims = np.array([found.dims[: box.rank] for found in some], np.int64)
+        yield _Alike(box, phase, reduction, np.array(chosen), address, dims)
 
 
-def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], where: Start, phase: int, lanes: Array) -> Cut:
+def _cut(frame: Frame, access: Access, group: _Alike, where: Start, lanes: Array) -> Cut:
     machine, storing = frame.machine, isinstance(access, Store)
-    address = np.array([found.address for found in maps], np.uint64)
-    dims = np.array([found.dims[: box.rank] for found in maps], np.int64)
+    box, phase, address, dims = group.box, group.phase, group.address, group.dims
     low, start = (address & np.uint64(0xFFFF)).view(np.int64), where.coordinates
     try:
         if isinstance(box, Column):
@@ -185,20 +224,22 @@ def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], where: S
     region = machine.arena.window(int(address[0]))
     inside = found.inside
     if inside is not None and not inside.any():
-        return Cut(access, None, found.index, inside, found.place, box.fill)
+        return Cut(access, None, found.begin, found.offset, inside, found.place, box.fill)
     if region is None or region.space != "global":
         access._fault(frame, "unmapped", int(lanes[0]), int(address[0]), region, None)
     assert region is not None
-    index = found.index + (address - np.uint64(region.base)).view(np.int64)[:, None]
-    beyond = (index < 0) | (index > region.size - found.width)
-    beyond = beyond if inside is None else beyond & inside
-    if beyond.any():
-        row, column = np.unravel_index(int(np.argmax(beyond)), beyond.shape)
-        offset = int(index[row, column])
-        access._fault(frame, "out of bounds", int(lanes[row]), region.base + offset, region, offset)
-    cut = Cut(access, region, index, inside, found.place, box.fill)
+    begin, last = found.begin + (address - np.uint64(region.base)).view(np.int64), region.size - found.width
+    cut = Cut(access, region, begin, found.offset, inside, found.place, box.fill)
+    if (begin + found.offset.min(axis=-1) < 0).any() or (begin + found.offset.max(axis=-1) > last).any():
+        # What lies outside the tensor may.
+        beyond = (cut.index < 0) | (cut.index > last)
+        beyond = beyond if inside is None else beyond & inside
+        if beyond.any():
+            row, column = np.unravel_index(int(np.argmax(beyond)), beyond.shape)
+            offset = int(cut.index[row, column])
+            access._fault(frame, "out of bounds", int(lanes[row]), region.base + offset, region, offset)
     if isinstance(access, Store):
-        access._check_writable(frame, region, index[:, 0], lanes)
+        access._check_writable(frame, region, cut.index[:, 0], lanes)
     return cut
 
 
@@ -337,7 +378,7 @@ class TensorPrefetch:
         begin = Start.read(frame, where, start, offsets)
         for row, found in enumerate(self.use.maps(frame, maps, lanes)):
             try:
-                check_map(found, self.mode, begin)
+                check_map(found, self.mode, begin.coordinates.shape[1])
             except ValueError as error:
                 raise frame.machine.misuse(self.use.whole.instruction, lanes[row], str(error)) from error
 
@@ -358,7 +399,7 @@ def _plain(
         place = np.arange(0, count, _CHUNK)
         for region, which, begin in there._parts(frame, address[rows], lanes[rows]):
             some = slice(None) if which is None else which
-            cut = Cut(_sized(other, _CHUNK), region, begin[:, None] + place, None, place)
+            cut = Cut(_sized(other, _CHUNK), region, begin, place, None, place)
             if isinstance(other, Store):
                 other._check_writable(frame, region, begin, lanes[rows][some])
             yield _Part(rows[some], whole, index[some], count, cut)

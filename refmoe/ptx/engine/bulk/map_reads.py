@@ -20,6 +20,7 @@ from refmoe.ptx.engine.races import RaceShadow
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import STEP_SHIFT
+from refmoe.ptx.state.spaces import WINDOW_BITS
 from refmoe.ptx.state.tensormap import MAP_BYTES
 from refmoe.ptx.text.syntax import Instruction
 
@@ -29,7 +30,7 @@ _LANES = 32
 _MANY = 128
 
 
-@dataclass
+@dataclass(slots=True)
 class MapRead:
     """A copy of one thread that goes by a map.
 
@@ -59,14 +60,14 @@ class MapReads:
     ) -> tuple[MapRead | None, ...]:
         """Copies of `lanes` [n] that go by the maps at `address` [n] are issued; None for maps that nobody writes."""
         machine, found = frame.machine, list[MapRead | None]()
+        # By window: whether somebody may write there, and looks for races.
+        kept: dict[int, bool] = {}
         for at, lane, group in zip(address.tolist(), lanes.tolist(), groups.tolist(), strict=True):
-            region = machine.arena.window(at)
-            if machine.clocks is None or region is None or not isinstance(region.shadow, RaceShadow):
+            if kept.get(at >> WINDOW_BITS) is None:
+                kept[at >> WINDOW_BITS] = self._keeps(machine, at)
+            if not kept[at >> WINDOW_BITS]:
                 found.append(None)
                 continue
-            if region.shadow.maps is None:
-                region.shadow.maps = self
-                machine.refresh(region)
             read = MapRead(instruction, lane + machine.first_thread, group)
             held = self._reads.setdefault(at, [])
             if len(held) > _MANY:
@@ -75,6 +76,15 @@ class MapReads:
             self._open.setdefault(read.thread, []).append(read)
             found.append(read)
         return tuple(found)
+
+    def _keeps(self, machine: Lanes, address: int) -> bool:
+        region = machine.arena.window(address)
+        if machine.clocks is None or region is None or not isinstance(region.shadow, RaceShadow):
+            return False
+        if region.shadow.maps is None:
+            region.shadow.maps = self
+            machine.refresh(region)
+        return True
 
     @staticmethod
     def landed(reads: tuple[MapRead | None, ...], records: Array) -> None:

@@ -8,22 +8,28 @@ its map when it is issued: CUTLASS edits the map of the next group while copies 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.loads_and_stores import Access, Store
-from refmoe.ptx.engine.races import shadow_of
+from refmoe.ptx.engine.races import RaceShadow, shadow_of
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import GRID, STEP_SHIFT
-from refmoe.ptx.state.tensormap import MAP_BYTES, TensorMap, decode_tensor_map, edited_tensor_map, replace_field
+from refmoe.ptx.state.tensormap import MAP_BYTES, TensorMap, decode_tensor_map, replaced_bytes
 
 Array = Any
+T = TypeVar("T")
 _WORD = 16
 _WORDS = MAP_BYTES // _WORD
 _NEVER = (0, 0)
+# Bytes of alignment of a map.
+_ALIGN = 64
+# Looks that are remembered.
+_LOOKS = 256
 
 
 def _word_index(begin: Array) -> Array:
@@ -76,6 +82,54 @@ def _write(frame: Frame, access: Store, region: Region, begin: Array, lanes: Arr
 
 
 @dataclass(frozen=True)
+class _Look:
+    """A look of some lanes at maps.
+
+    Attributes:
+        state: bytes of the maps, records of who wrote them, and the number of events in their history.
+        maps: what they are.
+    """
+
+    state: tuple[bytes, bytes, int]
+    maps: tuple[TensorMap, ...]
+
+
+class MapLooks:
+    """The looks of a machine's lanes at maps in which nothing was wrong.
+
+    A loop issues its copies by the same maps each time. What a lane knows only grows, so that maps which were neither
+    stale nor in a race are not while nobody writes them, and nothing happens in their history.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[bytes, bytes], _Look] = {}
+        self._sorted: dict[tuple[Any, ...], tuple[tuple[TensorMap, ...], Any]] = {}
+
+    def again(self, address: Array, lanes: Array, state: tuple[bytes, bytes, int]) -> tuple[TensorMap, ...] | None:
+        """What `lanes` [n] found at `address` [n], if nothing has changed."""
+        look = self._found.get((address.tobytes(), lanes.tobytes()))
+        return look.maps if look is not None and look.state == state else None
+
+    def keep(self, address: Array, lanes: Array, state: tuple[bytes, bytes, int], maps: tuple[TensorMap, ...]) -> None:
+        """They found this."""
+        if len(self._found) >= _LOOKS:
+            self._found.clear()
+        self._found[address.tobytes(), lanes.tobytes()] = _Look(state, maps)
+
+    def sorted_by(self, maps: tuple[TensorMap, ...], key: tuple[Any, ...], sort: Callable[[], T]) -> T:
+        """What `sort` makes of these very maps, which depends on nothing but them and `key`."""
+        place = (id(maps), *key)
+        kept = self._sorted.get(place)
+        if kept is None:
+            if len(self._sorted) >= _LOOKS:
+                self._sorted.clear()
+            # With the maps themselves, so that no others have their place in memory.
+            kept = self._sorted[place] = maps, sort()
+        result: T = kept[1]
+        return result
+
+
+@dataclass(frozen=True)
 class MapUse:
     """The tensor map that a copy goes by.
 
@@ -87,13 +141,38 @@ class MapUse:
     whole: Access
     word: Access
 
-    def maps(self, frame: Frame, address: Array, lanes: Array) -> list[TensorMap]:
-        """The maps at `address` [n].
+    def maps(self, frame: Frame, address: Array, lanes: Array) -> tuple[TensorMap, ...]:
+        """The maps at `address` [n]: the same tuple again if nothing has changed.
 
         Raises:
             MemoryFault: an address where none can be.
             MisuseError: what is there is no tensor map, or a stale one.
         """
+        looks, state = frame.machine.part(MapLooks), self._state(frame, address, lanes)
+        if state is not None and (known := looks.again(address, lanes, state)) is not None:
+            return known
+        found = tuple(self._found(frame, address, lanes))
+        if state is not None:
+            looks.keep(address, lanes, state, found)
+        return found
+
+    def _state(self, frame: Frame, address: Array, lanes: Array) -> tuple[bytes, bytes, int] | None:
+        """All that a look at maps depends on, but for what lanes know; None where it is more."""
+        region = frame.machine.arena.window(int(address[0]))
+        if region is None or region.poisoned or type(region.shadow) is not RaceShadow:
+            return None
+        shadow = region.shadow
+        if shadow.witness is not None or shadow.previous is not None or frame.machine.undefined is not None:
+            # They want to be told of each look.
+            return None
+        begin = (address - np.uint64(region.base)).view(np.int64)
+        if int(begin.min()) < 0 or int(begin.max()) > region.size - MAP_BYTES or (begin % _ALIGN).any():
+            return None
+        index = _word_index(begin)
+        held = region.read(_WORD, index // _WORD)
+        return held.tobytes(), shadow.last_writes(index, _WORD).tobytes(), frame.machine.launch.maps.events
+
+    def _found(self, frame: Frame, address: Array, lanes: Array) -> list[TensorMap]:
         found: list[TensorMap] = [None] * len(lanes)  # type: ignore[list-item]
         for region, which, begin in self.whole._parts(frame, address, lanes):
             rows = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
@@ -153,8 +232,7 @@ class MapReplace:
             changed = []
             for row, content in zip(rows, _read(frame, self.word, region, begin, lanes[rows]), strict=True):
                 try:
-                    found = edited_tensor_map(content)
-                    changed.append(replace_field(found, self.name, ordinal, int(values[row])).encode())
+                    changed.append(replaced_bytes(content, self.name, ordinal, int(values[row])))
                 except ValueError as error:
                     raise frame.machine.misuse(self.whole.instruction, lanes[row], str(error)) from error
             _write(frame, self.word, region, begin, lanes[rows], changed)

@@ -18,8 +18,11 @@ from refmoe.ptx.engine.order.accessing import Accessing
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.combined import Combined
 from refmoe.ptx.engine.races import RaceShadow, merge, shadow_of
+from refmoe.ptx.native import boxes
+from refmoe.ptx.native.boxes import LineTables
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.memory import Region
+from refmoe.ptx.state.numbers import different
 from refmoe.ptx.state.pages import untouched
 from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, PENDING, STEP_SHIFT, STRENGTH, THREAD, WEAK
 
@@ -110,17 +113,11 @@ class BulkShadow(RaceShadow):
         """
         self.note(frame, access, region, first, lanes, span, "write")
         self.granules.prepare(first, span, CHUNK)
-        clocks, lines = frame.machine.clocks, self._lines(first, span)
-        seen = clocks.seen[clocks.rows(lanes), : self.readers]
-        fine = self._bulk_ordered(frame, lines, lanes)
-        reads = self._read_steps[lines].max(axis=1)
-        fine &= (reads[:, : self.readers] <= seen).all(axis=1) & (reads[:, self.readers] == 0)
-        products = clocks.seen[clocks.rows(lanes)[:, None], clocks.agents + self._multiplying]
-        fine &= (reads[:, self.readers + 1 :] <= products).all(axis=1)
-        half = clocks.crossed
-        crossed = np.minimum(seen, clocks.seen[clocks.rows(lanes), half : half + self.readers])
-        fine &= (self._write_steps[lines].max(axis=1) <= crossed).all(axis=1)
-        for row in np.flatnonzero(~fine):
+        clocks = frame.machine.clocks
+        doubtful = np.flatnonzero(~self._lines_come_first(frame, first, span, lanes))
+        if doubtful.size:
+            doubtful = doubtful[~self._lines_are_ordered(frame, first[doubtful], span, lanes[doubtful])]
+        for row in doubtful:
             index = np.arange(first[row], first[row] + span, CHUNK)
             at, who = self._refuse_write(frame, access, region, index, np.full(len(index), lanes[row]), CHUNK, flags)
             refuse_unfenced(self, frame, access, region, at, who, clocks.has_crossed, flags)
@@ -137,6 +134,47 @@ class BulkShadow(RaceShadow):
                 self.keep_weaker(frame, at, np.full(len(at), records[number]))
         self._set_writes(first, span, records)
 
+    def _lines_come_first(self, frame: Frame, first: Array, span: int, lanes: Array) -> Array:
+        """`_lines_are_ordered` at once; where it gives False, that one may give True."""
+        machine, clocks = frame.machine, frame.machine.clocks
+        first, fine = np.ascontiguousarray(first, np.int64), np.zeros(len(first), np.bool_)
+        threads = LANES * clocks.warps
+        rows, begins = clocks.rows(lanes), machine.first_thread + lanes // threads * threads
+        fields = {
+            LineTables.BULK_WRITES: self._bulk_writes.ctypes.data,
+            LineTables.READ_STEPS: self._read_steps.ctypes.data,
+            LineTables.READ_COLUMNS: self._read_steps.shape[1],
+            LineTables.WRITE_STEPS: self._write_steps.ctypes.data,
+            LineTables.WARPS: self.readers,
+            LineTables.SEEN: clocks.seen.ctypes.data,
+            LineTables.COLUMNS: clocks.columns,
+            LineTables.AGENTS: clocks.agents,
+            LineTables.CROSSED: clocks.crossed,
+            LineTables.THREADS: threads,
+        }
+        tables = np.array([fields[each] for each in LineTables], np.int64)
+        assert first.size
+        assert 0 <= int(first.min()) <= int(first.max()) <= self.granules.size - span
+        boxes.functions().ordered(
+            tables.ctypes.data, first.ctypes.data, np.ascontiguousarray(rows, np.int64).ctypes.data,
+            np.ascontiguousarray(begins, np.int64).ctypes.data, fine.ctypes.data, len(first), span,
+        )  # fmt: skip
+        return fine
+
+    def _lines_are_ordered(self, frame: Frame, first: Array, span: int, lanes: Array) -> Array:
+        """Whether copies by `lanes` [n] into ranges come after all that is known of the lines there."""
+        clocks, lines = frame.machine.clocks, self._lines(first, span)
+        seen = clocks.seen[clocks.rows(lanes), : self.readers]
+        fine = self._bulk_ordered(frame, lines, lanes)
+        reads = self._read_steps[lines].max(axis=1)
+        fine &= (reads[:, : self.readers] <= seen).all(axis=1) & (reads[:, self.readers] == 0)
+        products = clocks.seen[clocks.rows(lanes)[:, None], clocks.agents + self._multiplying]
+        fine &= (reads[:, self.readers + 1 :] <= products).all(axis=1)
+        half = clocks.crossed
+        crossed = np.minimum(seen, clocks.seen[clocks.rows(lanes), half : half + self.readers])
+        fine &= (self._write_steps[lines].max(axis=1) <= crossed).all(axis=1)
+        return fine
+
     def filled(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array, flags: np.int64 = WEAK) -> None:
         """Those copies have landed."""
         now = np.int64(frame.machine.clocks.now << STEP_SHIFT)
@@ -151,7 +189,7 @@ class BulkShadow(RaceShadow):
             RaceError: a write that is not ordered before them, or one without a proxy fence between.
         """
         self.note(frame, access, region, first, lanes, span, "read")
-        self.granules.prepare(first, span, CHUNK)
+        self.granules.prepare(first, span, CHUNK, self.readers)
         clocks, lines = frame.machine.clocks, self._lines(first, span)
         row, half = clocks.rows(lanes), clocks.crossed
         known = np.minimum(clocks.seen[row, : self.readers], clocks.seen[row, half : half + self.readers])
@@ -170,7 +208,7 @@ class BulkShadow(RaceShadow):
 
     def _beside(self, frame: Frame, held: Array, mine: int, lane: int) -> Array | int:
         """What stands for a read of a lane, and for those of `held` [n] that do not come before it."""
-        others = np.unique(held[(held != 0) & (held != mine)]).tolist()
+        others = different(held[(held != 0) & (held != mine)]).tolist()
         if all(self._comes_before(frame, lane, each) for each in others):
             return mine
         if self.combined is None:

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
-from refmoe.ptx.native.clocks import raise_rows
+from refmoe.ptx.native.clocks import clear_rows, copy_rows, raise_rows, raise_whole
 from refmoe.ptx.state.pages import PAGE, cleared, untouched
 from refmoe.ptx.state.records import (
     AGENTS,
@@ -110,6 +110,8 @@ class Clocks:
         self.seen = untouched((rows, self.columns), np.int64)
         self.foreign = np.zeros(rows, np.int64)
         self.apart = np.zeros(self.all_warps, np.int64)
+        # Lanes whose rows have been written.
+        self._had_row = np.zeros(len(self.last_fence), np.bool_)
         self.beyond: dict[int, Knowledge] = {}
         self.now = 0
         # Whether columns behind those of warps, or rows of lanes, have ever held something.
@@ -143,6 +145,10 @@ class Clocks:
             known = self.seen[: self.all_warps, : self.warps]
             known[:] = 0
             cleared(self.seen, max(known.nbytes, len(known) * PAGE))
+            return
+        rows = np.concatenate([np.arange(self.all_warps), self.all_warps + np.flatnonzero(self._had_row)])
+        clear_rows(self.seen, rows)
+        cleared(self.seen, len(rows) * self.columns * self.seen.itemsize)
 
     # Rows
 
@@ -170,6 +176,7 @@ class Clocks:
         if not self.apart[warp] >> (lane & 31) & 1:
             self.seen[row] = self.seen[warp]
             self._know(row, self.beyond.get(warp))
+            self._had_row[lane] = True
             self.apart[warp] |= np.int64(1) << (lane & 31)
         return row
 
@@ -180,8 +187,8 @@ class Clocks:
         new = np.flatnonzero((self.apart[lanes >> 5] >> (lanes & 31) & 1) == 0)
         if new.size:
             warps = lanes[new] >> 5
-            self.seen[rows[new]] = self.seen[warps]
-            self.foreign[rows[new]] = 0
+            copy_rows(self.seen, rows[new], self.seen, warps)
+            self.foreign[rows[new]], self._had_row[lanes[new]] = 0, True
             if self.beyond:
                 for row, warp in zip(rows[new].tolist(), warps.tolist(), strict=True):
                     self._know(row, self.beyond.get(warp))
@@ -275,8 +282,7 @@ class Clocks:
 
     def _raise_whole(self, rows: Array) -> None:
         """In `rows` [n], each once, a warp all of whose lanes are known is known as a whole."""
-        least = self.seen[rows, self.lane : self.copy].reshape(-1, self.warps, LANES).min(axis=2)
-        self.seen[rows, : self.warps] = np.maximum(self.seen[rows, : self.warps], least)
+        raise_whole(self.seen, rows, self.lane, self.warps)
 
     def learn_rows(
         self, lanes: Array, numbers: Array, known: Array, beyond: Mapping[int, Knowledge], alive: Array
@@ -377,6 +383,32 @@ class Clocks:
         return np.asarray(self.seen[self.rows(lanes), column] >= record >> STEP_SHIFT)
 
     # Barriers, at which whole warps meet
+
+    def bring(self, table: Array, rows: Array, warps: Array, alive: Array, exist: Array) -> list[Knowledge | None]:
+        """Warps, all of whose living lanes are here, come to a barrier; returns what they know of other clusters, [n].
+
+        Args:
+            table: int64 [m, columns], what was brought to barriers before, raised by what these bring.
+            rows: int64 [n], of the table: the barrier of each warp.
+            warps: int64 [n].
+            alive: bool [all lanes], see `knowledge`.
+            exist: likewise.
+        """
+        apart = self.apart[warps]
+        if self.sequential or (self._leave and not alive.reshape(-1, LANES)[warps].all()):
+            known, beyond = self.knowledge(warps, alive, exist)
+            raise_rows(table[:, : known.shape[1]], rows, known)
+            return beyond
+        raise_rows(table[:, : self.used], rows, self.seen[:, : self.used], warps)
+        beyond = [self.beyond.get(warp) for warp in warps.tolist()] if self.beyond else [None] * len(warps)
+        for number in np.flatnonzero(apart).tolist():
+            own = np.array(self._lanes_apart(int(warps[number])))
+            raise_rows(table[:, : self.used], np.full(len(own), rows[number]), self.seen[:, : self.used], own)
+            for row in own.tolist() if self.beyond else ():
+                beyond[number] = self.pool.join(beyond[number], self.beyond.get(row))
+        # Nobody knows a later step of them.
+        table[rows, warps % self.warps] = self.now
+        return beyond
 
     def knowledge(self, warps: Array, alive: Array, exist: Array) -> tuple[Array, list[Knowledge | None]]:
         """What warps, all of whose living lanes are here, bring to a barrier now: [n, used], and beyond [n].

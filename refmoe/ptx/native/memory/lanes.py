@@ -33,6 +33,9 @@ from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDO
 
 _POINTERS = ir.VectorType(POINTER, LANES)
 _BOOL = ir.IntType(1)
+_BYTE_BITS = 8
+# Of what is gathered for bytes.
+_WORD_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,11 @@ def lowest(build: Any, mask: Value) -> Value:
     return build.cttz(mask, ir.Constant(_BOOL, 1))
 
 
+def highest(build: Any, mask: Value) -> Value:
+    """The highest lane of a mask of 32 bits that is not 0."""
+    return build.sub(ir.Constant(WARP_MASK, LANES - 1), build.ctlz(mask, ir.Constant(_BOOL, 1)))
+
+
 class AccessLanes:
     """All lanes of one variant. Values of all lanes are vectors; `here` is the mask of the lanes of one region."""
 
@@ -105,6 +113,22 @@ class AccessLanes:
 
     def _gather(self, base: Value, offset: Value, bits: int, here: Value, otherwise: int = 0) -> Value:
         """What lies `offset` [lanes] bytes behind the address `base`, `otherwise` in the other lanes."""
+        if bits == _BYTE_BITS:
+            return self._gather_bytes(base, offset, here, otherwise)
+        return self._gather_from(self._pointers(base, offset), bits, here, otherwise)
+
+    def _gather_bytes(self, base: Value, offset: Value, here: Value, otherwise: int) -> Value:
+        """Of no processor's gathers: the aligned words that the bytes lie in, no byte of which is in another page."""
+        build, lanes = self.build_, self.lanes
+        address = build.add(self.splat(base), offset)
+        words = build.inttoptr(build.and_(address, lanes.constant(-_WORD_BYTES, 64)), _POINTERS)
+        held = self._gather_from(words, _WORD_BYTES * _BYTE_BITS, here, 0)
+        within = build.trunc(build.and_(address, lanes.constant(_WORD_BYTES - 1, 64)), held.type)
+        shift = build.shl(within, lanes.constant(3, _WORD_BYTES * _BYTE_BITS))
+        found = build.trunc(build.lshr(held, shift), vector(_BYTE_BITS))
+        return build.select(here, found, lanes.constant(otherwise, _BYTE_BITS))
+
+    def _gather_from(self, pointers: Value, bits: int, here: Value, otherwise: int) -> Value:
         kind = vector(bits)
         name = f"llvm.masked.gather.v{LANES}i{bits}.v{LANES}p0"
         function = self.function.module.globals.get(name)
@@ -112,7 +136,7 @@ class AccessLanes:
             signature = ir.FunctionType(kind, [_POINTERS, WARP_MASK, vector(1), kind])
             function = ir.Function(self.function.module, signature, name)
         arguments = [
-            self._pointers(base, offset),
+            pointers,
             ir.Constant(WARP_MASK, bits // 8),
             here,
             self.lanes.constant(otherwise, bits),

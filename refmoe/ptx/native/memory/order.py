@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -12,11 +13,12 @@ from refmoe.ptx.native.context import (
     Context,
     Row,
 )
-from refmoe.ptx.native.memory.lanes import AccessLanes, lowest
+from refmoe.ptx.native.memory.lanes import AccessLanes, highest, lowest
 from refmoe.ptx.native.scalar import (
     POINTER,
     WARP_MASK,
     WORD,
+    at,
     column_bit,
     counted,
     field,
@@ -71,11 +73,24 @@ def displacing(module: Any, one: Any) -> Any:
     return code.function
 
 
+@dataclass(frozen=True)
+class Pages:
+    """The pages of an access.
+
+    Attributes:
+        first: that of the lowest lane.
+        several: whether there are others.
+    """
+
+    first: Value
+    several: Value
+
+
 class OrderedLanes(AccessLanes):
     """Lanes whose accesses are held against the records of their granules, which they then change."""
 
-    def _granules(self, row: Value, index: Value, here: Value) -> tuple[Value, Value, Value]:
-        """(slot of the first granule of each lane, how many each access has, and most of all), see `Granules`."""
+    def _granules(self, row: Value, index: Value, here: Value) -> tuple[Value, Value, Value, Pages]:
+        """(slot of the first granule of each lane, how many each access has, most of all, pages), see `Granules`."""
         build, lanes, own = self.build_, self.lanes, self.variant.width.bit_length()
         states = field(build, row, Row.PAGE_STATES)
         page = build.lshr(index, lanes.constant(PAGE_SHIFT, 64))
@@ -107,7 +122,7 @@ class OrderedLanes(AccessLanes):
         within = build.lshr(build.and_(index, lanes.constant(PAGE - 1, 64)), vectors)
         slots = build.or_(build.and_(index, lanes.constant(-PAGE, 64)), within)
         counts = build.lshr(lanes.constant(self.variant.width, 64), vectors)
-        return slots, counts, build.lshr(word(self.variant.width), scalar)
+        return slots, counts, build.lshr(word(self.variant.width), scalar), Pages(first, elsewhere)
 
     def _least(self, value: Value) -> Value:
         """The least of the lanes' values of 64 bits, without signs."""
@@ -143,13 +158,51 @@ class OrderedLanes(AccessLanes):
             leave_if(build, self.any(build.and_(some, here)), 1)
             return
         suspects = build.and_(build.and_(some, other), here)
-        with build.if_then(self.any(suspects)):
+        with build.if_then(self.any(suspects)), build.if_then(build.not_(self._knows_the_one(previous, suspects))):
             left = build.bitcast(build.and_(suspects, build.not_(self._known(previous, suspects, spread))), WARP_MASK)
             with build.if_then(build.icmp_unsigned("!=", left, ir.Constant(WARP_MASK, 0))):
                 build.store(previous, self.records, align=32)
                 arguments = [self.context, self.warp, left, self.records, spread.first, spread.shift]
                 found = build.call(self.rules.ordered, arguments)
                 leave_if(build, build.icmp_unsigned("!=", found, ir.Constant(WARP_MASK, 0)), 1)
+
+    def _knows_the_one(self, record: Value, asked: Value) -> Value:
+        """Whether all elements of `asked`, one at least, have one record, which `_known` would say is known.
+
+        Mostly one copy, or one warp, wrote all that an access finds.
+        """
+        build = self.build_
+        first = build.extract_element(record, lowest(build, build.bitcast(asked, WARP_MASK)))
+        others = self.any(build.and_(build.icmp_unsigned("!=", record, self.splat(first)), asked))
+        # Lanes with rows of their own know what the warp's row knows, and more.
+        alike = build.not_(others)
+        warps = field(build, self.context, Context.WARPS)
+        own = build.add(self.warp, field(build, self.context, Context.FIRST_WARP))
+        begin = build.shl(build.sub(own, build.urem(own, warps)), word(5))
+        thread = build.sub(build.and_(first, word(_THREAD)), begin)
+        inside = build.icmp_unsigned("<", thread, build.shl(warps, word(5)))
+        kind = build.and_(first, word(_APART))
+        column, fine = build.lshr(thread, word(5)), build.icmp_unsigned("==", kind, word(0))
+        for flag, context, parts in self._kinds_apart():
+            kept = build.icmp_unsigned("!=", field(build, self.context, context), word(0))
+            such = build.and_(build.icmp_unsigned("==", kind, word(flag)), kept)
+            column = build.select(such, build.add(thread, build.mul(warps, word(parts))), column)
+            fine = build.or_(fine, such)
+        fine = build.and_(build.and_(inside, fine), alike)
+        place = build.add(build.mul(self.warp, field(build, self.context, Context.SEEN_COLUMNS)), column)
+        seen = build.inttoptr(field(build, self.context, Context.SEEN), POINTER)
+        place = build.select(fine, place, word(0))
+        reached = build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD)
+        known = build.icmp_signed(">=", reached, build.lshr(first, word(_STEP_SHIFT)))
+        return build.and_(fine, known)
+
+    @staticmethod
+    def _kinds_apart() -> tuple[tuple[int, Context, int], ...]:
+        """(flag of records, field that says whether they have columns, how many of a warp's lie in front of these)."""
+        return (
+            (int(records.ASYNCHRONOUS), Context.BY_LANE, 1 + LANES),
+            (int(records.BULK), Context.BULK, 1 + 2 * LANES),
+        )
 
     def _known(self, record: Value, asked: Value, spread: Spread) -> Value:
         """The elements of `asked` whose lanes know the whole warp of a record, the copies of its thread, or the barrier
@@ -175,16 +228,11 @@ class OrderedLanes(AccessLanes):
         # Columns are of the cluster's warps, its threads, their copies, and its agents.
         column = build.lshr(thread, lanes.constant(5, 64))
         fine = build.icmp_unsigned("==", kind, lanes.constant(0, 64))
-        behind_threads = build.add(thread, self.splat(build.mul(warps, word(1 + LANES))))
-        behind_copies = build.add(thread, self.splat(build.mul(warps, word(1 + 2 * LANES))))
-        for flag, context, place in (
-            (records.ASYNCHRONOUS, Context.BY_LANE, behind_threads),
-            (records.BULK, Context.BULK, behind_copies),
-        ):
+        for flag, context, parts in self._kinds_apart():
             kept = build.icmp_unsigned("!=", field(build, self.context, context), word(0))
-            such = build.icmp_unsigned("==", kind, lanes.constant(int(flag), 64))
+            such = build.icmp_unsigned("==", kind, lanes.constant(flag, 64))
             such = build.and_(such, build.bitcast(build.sext(kept, WARP_MASK), vector(1)))
-            column = build.select(such, place, column)
+            column = build.select(such, build.add(thread, self.splat(build.mul(warps, word(parts)))), column)
             fine = build.or_(fine, such)
         fine = build.and_(build.and_(asked, inside), fine)
         columns = self.splat(field(build, self.context, Context.SEEN_COLUMNS))
@@ -195,11 +243,15 @@ class OrderedLanes(AccessLanes):
 
     def _order_load(self, row: Value, index: Value, here: Value) -> None:
         build, lanes = self.build_, self.lanes
-        first, counts, most = self._granules(row, index, here)
+        first, counts, most, pages = self._granules(row, index, here)
         mine = self.mine()
         writes, reads = field(build, row, Row.WRITES), self.own_reads(row)
-        self._use_columns(row, index, here, self.columns_of_loads(reads))
-        self._note_steps(row, index, here, reads)
+        self._use_columns(row, index, here, self.columns_of_loads(reads), pages)
+        with build.if_else(pages.several, likely=False) as (several, one):
+            with several:
+                self._note_steps(row, index, here, reads)
+            with one:
+                self.note_step(row, pages.first, reads)
         eight = lanes.constant(3, 64)
         with counted(build, most) as number:
             active = self._with(number, counts, here)
@@ -215,8 +267,8 @@ class OrderedLanes(AccessLanes):
             differs = build.xor(self._gather(reads.column, slot, 64, active), record)
             lost = build.and_(self._has(differs, _LANE), active)
             with build.if_then(self.any(lost)):
-                several = build.or_(mine, lanes.constant(_LANES_OF_A_WARP, 64))
-                self._scatter(reads.column, slot, several, lost)
+                joined = build.or_(mine, lanes.constant(_LANES_OF_A_WARP, 64))
+                self._scatter(reads.column, slot, joined, lost)
         self._note_line(row, Row.READ_STEPS, index, here)
 
     def columns_of_loads(self, reads: Reads) -> Value:
@@ -225,8 +277,25 @@ class OrderedLanes(AccessLanes):
         # A first column of last reads, and a second one of other warps' reads.
         return build.select(reads.apart, column_bit(build, build.add(reads.number, word(1))), word(2 | 4))
 
-    def _use_columns(self, row: Value, index: Value, here: Value, columns: Value) -> Value:
+    def _use_columns(self, row: Value, index: Value, here: Value, columns: Value, pages: Pages) -> Value:
         """Say that these pages have records in some columns. Returns those that any of them had, a bit each."""
+        build = self.build_
+        with build.if_else(pages.several, likely=False) as (several, one):
+            with several:
+                of_several = self._use_columns_of_several(row, index, here, columns)
+                end_of_several = build.block
+            with one:
+                used = build.inttoptr(field(build, row, Row.PAGE_COLUMNS), POINTER)
+                place = build.gep(used, [pages.first], source_etype=WORD)
+                held = build.load(place, typ=WORD)
+                build.store(build.or_(held, columns), place)
+                end_of_one = build.block
+        found = build.phi(WORD)
+        found.add_incoming(of_several, end_of_several)
+        found.add_incoming(held, end_of_one)
+        return found
+
+    def _use_columns_of_several(self, row: Value, index: Value, here: Value, columns: Value) -> Value:
         build, lanes = self.build_, self.lanes
         used = field(build, row, Row.PAGE_COLUMNS)
         place = build.shl(build.lshr(index, lanes.constant(PAGE_SHIFT, 64)), lanes.constant(3, 64))
@@ -297,11 +366,36 @@ class OrderedLanes(AccessLanes):
 
     def reader(self, row: Value, previous: Value, mine: Value, spread: Spread = BY_LANE) -> tuple[Value, Value]:
         """(the lanes before whom a lane of another warp, or a copy, read; the record of their read)."""
-        build, lanes = self.build_, self.lanes
+        build = self.build_
+        differs = build.xor(previous, mine)
+        # Mostly nobody but this warp read here, before it met: any of its lanes stands for all of them.
+        later = build.icmp_signed(">", build.lshr(previous, self.lanes.constant(_STEP_SHIFT, 64)), self._met())
+        strange = build.and_(self._has(differs, _LANE | _SEVERAL), later)
+        strange = build.or_(strange, self._has(differs, _THREAD & ~_LANE | _AGENTS))
+        strange = build.and_(strange, self._has(previous, -1))
+        with build.if_else(self.any(strange), likely=False) as (somebody, nobody):
+            with somebody:
+                found = self._reader_of_others(row, previous, mine, spread)
+                end_of_somebody = build.block
+            with nobody:
+                end_of_nobody = build.block
+        elsewhere, record = build.phi(vector(1)), build.phi(vector(64))
+        for phi, one, other in ((elsewhere, found[0], self.lanes.constant(0, 1)), (record, found[1], mine)):
+            phi.add_incoming(one, end_of_somebody)
+            phi.add_incoming(other, end_of_nobody)
+        return elsewhere, record
+
+    def _met(self) -> Value:
+        """The step of the last meeting of this warp, in every lane."""
+        build = self.build_
         own = build.urem(self.warp, field(build, self.context, Context.WARPS))
         seen = build.inttoptr(field(build, self.context, Context.SEEN), POINTER)
         place = build.add(build.mul(self.warp, field(build, self.context, Context.SEEN_COLUMNS)), own)
-        known = self.splat(build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD))
+        return self.splat(build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD))
+
+    def _reader_of_others(self, row: Value, previous: Value, mine: Value, spread: Spread) -> tuple[Value, Value]:
+        """`reader`, whoever read before."""
+        build, lanes, known = self.build_, self.lanes, self._met()
         differs = build.xor(previous, mine)
         # The number of an agent is no lane's, and what a copy reads comes before nothing that its lane does.
         agent = build.and_(self._has(previous, _AGENTS), self._has(differs, _THREAD | _AGENTS))
@@ -344,11 +438,11 @@ class OrderedLanes(AccessLanes):
 
     def _order_store(self, row: Value, index: Value, here: Value) -> None:
         build, lanes = self.build_, self.lanes
-        first, counts, most = self._granules(row, index, here)
+        first, counts, most, pages = self._granules(row, index, here)
         mine = self.mine()
         writes, reads = field(build, row, Row.WRITES), field(build, row, Row.READS)
         columns, column_bytes = field(build, row, Row.COLUMNS), field(build, row, Row.COLUMN_BYTES)
-        used = self._use_columns(row, index, here, word(1))
+        used = self._use_columns(row, index, here, word(1), pages)
         somebody_read = build.icmp_unsigned("!=", build.lshr(used, word(1)), word(0))
         eight = lanes.constant(3, 64)
         with counted(build, most) as number:
@@ -357,7 +451,9 @@ class OrderedLanes(AccessLanes):
             self.refuse_unordered(self._gather(writes, slot, 64, active), mine, active)
             with build.if_then(somebody_read), counted(build, columns) as column:
                 in_use = build.and_(used, column_bit(build, build.add(column, word(1))))
-                with build.if_then(build.icmp_unsigned("!=", in_use, word(0))):
+                known = self.knows_reads(row, pages.first, column)
+                known = build.and_(known, build.not_(pages.several))
+                with build.if_then(build.and_(build.icmp_unsigned("!=", in_use, word(0)), build.not_(known))):
                     begin = build.add(reads, build.mul(column, column_bytes))
                     self.refuse_unordered(self._gather(begin, slot, 64, active), mine, active)
         with counted(build, most) as number:
@@ -371,9 +467,19 @@ class OrderedLanes(AccessLanes):
         table = field(build, row, steps)
         with build.if_then(build.icmp_unsigned("!=", table, word(0))):
             own, columns = self.line_columns(row, steps)
-            line = build.mul(build.lshr(index, lanes.constant(_LINE_SHIFT, 64)), self.splat(columns))
-            slot = build.shl(build.add(line, self.splat(own)), lanes.constant(3, 64))
-            self._scatter(table, slot, self.splat(field(build, self.context, Context.NOW)), here)
+            lines = build.lshr(index, lanes.constant(_LINE_SHIFT, 64))
+            mask, now = build.bitcast(here, WARP_MASK), field(build, self.context, Context.NOW)
+            # The lines of the first lane and of the last one: mostly there are no others.
+            others = here
+            for lane in (lowest(build, mask), highest(build, mask)):
+                line = build.extract_element(lines, lane)
+                place = build.shl(build.add(build.mul(line, columns), own), word(3))
+                build.store(now, at(build, build.inttoptr(table, POINTER), place))
+                others = build.and_(others, build.icmp_unsigned("!=", lines, self.splat(line)))
+            with build.if_then(self.any(others)):
+                line = build.mul(lines, self.splat(columns))
+                slot = build.shl(build.add(line, self.splat(own)), lanes.constant(3, 64))
+                self._scatter(table, slot, self.splat(now), others)
 
     def line_columns(self, row: Value, steps: Row) -> tuple[Value, Value]:
         """(column of this warp in a table of lines, columns of that table)."""
