@@ -201,7 +201,7 @@ class Clocks:
             self.foreign[row] = 0
         else:
             self.beyond[row] = beyond
-            self.foreign[row] = beyond.rows.ctypes.data
+            self.foreign[row] = beyond.address
 
     def _lanes_apart(self, warp: int) -> list[int]:
         """Rows of the lanes of a warp that have their own."""
