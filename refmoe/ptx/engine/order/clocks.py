@@ -201,7 +201,7 @@ class Clocks:
             self.foreign[row] = 0
         else:
             self.beyond[row] = beyond
-            self.foreign[row] = beyond.rows.ctypes.data
+            self.foreign[row] = beyond.address
 
     def _lanes_apart(self, warp: int) -> list[int]:
         """Rows of the lanes of a warp that have their own."""
@@ -401,11 +401,16 @@ class Clocks:
             return beyond
         raise_rows(table[:, : self.used], rows, self.seen[:, : self.used], warps)
         beyond = [self.beyond.get(warp) for warp in warps.tolist()] if self.beyond else [None] * len(warps)
+        own, theirs = list[int](), list[int]()
         for number in np.flatnonzero(apart).tolist():
-            own = np.array(self._lanes_apart(int(warps[number])))
-            raise_rows(table[:, : self.used], np.full(len(own), rows[number]), self.seen[:, : self.used], own)
-            for row in own.tolist() if self.beyond else ():
+            lanes = self._lanes_apart(int(warps[number]))
+            own += lanes
+            theirs += [int(rows[number])] * len(lanes)
+            for row in lanes if self.beyond else ():
                 beyond[number] = self.pool.join(beyond[number], self.beyond.get(row))
+        raise_rows(
+            table[:, : self.used], np.array(theirs, np.int64), self.seen[:, : self.used], np.array(own, np.int64)
+        )
         # Nobody knows a later step of them.
         table[rows, warps % self.warps] = self.now
         return beyond
