@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from refmoe.cuda.launch import LaunchPlan
 from refmoe.errors import ArgumentError
 from refmoe.families.family import Case
+from refmoe.ptx import Buffer
 
 
 class Planner:
@@ -27,21 +28,21 @@ class Planner:
         self.name, self.arch, self.multiprocessors = name, arch, multiprocessors
         self.launches: list[LaunchPlan] = []
 
-    def upload(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    def upload(self, name: str, array: NDArray[Any]) -> Buffer:
         """The array itself."""
-        return array
+        return Buffer(array, name)
 
-    def output(self, name: str, shape: Sequence[int], fill: int, *, initialised: bool = False) -> NDArray[np.uint8]:
+    def output(self, name: str, shape: Sequence[int], fill: int, *, initialised: bool = False) -> Buffer:
         """An array of that many bytes."""
-        return np.full(shape, fill, np.uint8)
+        return Buffer(np.full(shape, fill, np.uint8), name, initialised)
 
     def launch(self, plan: LaunchPlan) -> None:
         """Keep the plan."""
         self.launches.append(plan)
 
-    def download(self, buffer: NDArray[Any]) -> NDArray[Any]:
-        """The array itself."""
-        return buffer
+    def download(self, buffer: Buffer) -> NDArray[Any]:
+        """Its array."""
+        return buffer.array
 
 
 def plans_of(case: Case, inputs: Mapping[str, Any], arch: str, multiprocessors: int) -> list[LaunchPlan]:
