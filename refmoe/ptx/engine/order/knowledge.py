@@ -15,8 +15,8 @@ from refmoe.ptx.state.pages import untouched
 
 Array = Any
 _FIRST_ROWS = 64
-# Rows that nobody has written yet lie in no memory, so there is room for many from the start.
-_FIRST_BYTES = 16 << 20
+# A full pool gets so many times the room. Rows that nobody has written yet lie in no memory.
+_GROWTH = 8
 # Rows that nobody refers to any more are looked for when the pool is full and has at least so many bytes.
 _WORTH_SWEEPING = 32 << 20
 # Rows that are compared in one call.
@@ -58,8 +58,7 @@ class Pool:
     def fit(self, columns: int) -> None:
         """Rows have so many columns; the first call decides."""
         if not self.rows.shape[1]:
-            each = columns * self.rows.itemsize
-            self.rows = untouched((max(_FIRST_ROWS, _FIRST_BYTES // each), columns), np.int64)
+            self.rows = np.zeros((_FIRST_ROWS, columns), np.int64)
 
     def add(self, row: Array) -> int:
         """Keep a row [columns]; returns its number."""
@@ -81,7 +80,7 @@ class Pool:
                 used[knowledge.rows] = True
             self._free = np.flatnonzero(~used).tolist()
         if 2 * len(self._free) < len(self.rows):
-            grown = untouched((2 * len(self.rows), self.rows.shape[1]), np.int64)
+            grown = untouched((_GROWTH * len(self.rows), self.rows.shape[1]), np.int64)
             grown[: len(self.rows)] = self.rows
             self.rows = grown
 
