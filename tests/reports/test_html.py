@@ -274,7 +274,7 @@ def test_the_banner_speaks_for_all_documents(tmp_path: Path) -> None:
     bad = write_document(tmp_path / "bad.json", [result(verdict=Verdict.ERROR, reason="x")])
     worse = write_document(tmp_path / "worse.json", [result(verdict=Verdict.MISMATCH, first_mismatch="codes[1]  y")])
     skipped = write_document(tmp_path / "skipped.json", [result(verdict=Verdict.SKIPPED, reason="no nvcc")])
-    bench = ROOT / "reports" / "bench" / "memory.json"
+    bench = ROOT / "reports" / "bench" / "races.json"
 
     def banner(*paths: Path) -> str:
         text = Page(page_text([read_source(path) for path in paths])).text

@@ -545,8 +545,7 @@ class Mbarriers(MbarrierTable):
         clocks.mark(self._coming, ids, lanes, clocks.now)
         if clocks.beyond:
             for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
-                theirs = clocks.beyond.get(row)
-                if theirs is not None:
+                if (theirs := clocks.beyond.get(row)) is not None:
                     self._coming_beyond[number] = clocks.pool.join(self._coming_beyond.get(number), theirs)
         self.machine.tick(self.machine.launch.clock + 1)
 
@@ -558,8 +557,7 @@ class Mbarriers(MbarrierTable):
         machine = self.machine
         warps, lane = machine.clocks.warps, machine.clocks.lane
         cluster = self.slot[ids] * OBJECT_BYTES // (machine.shared.stride * machine.launch.grid.cluster_blocks)
-        exist = machine.exist.reshape(-1, warps, 32)[cluster]
-        if exist.all():
+        if (exist := machine.exist.reshape(-1, warps, 32)[cluster]).all():
             raise_whole(self._known, ids, lane, warps)
             return
         known = self._known[ids, : machine.clocks.copy]

@@ -17,7 +17,17 @@ from refmoe.reference.deepseek.routing import route_sigmoid_grouped_topk, sigmoi
 
 #: Fills of the default level that the quick one leaves out.
 AT_THE_ENDS = {
-    "deepseek_routing": {"equal", "twins", "bias-alone", "infinite", "negative-ties", "largest", "roundings"},
+    "deepseek_routing": {
+        "equal",
+        "twins",
+        "bias-alone",
+        "infinite",
+        "negative-ties",
+        "largest",
+        "roundings",
+        "positive-ties",
+        "sigmoid-steps",
+    },
     "deepseek_finalize": {"subnormal", "zeros", "overflow", "sum-ties"},
 }
 

@@ -47,8 +47,8 @@ SINKS = {
     "the lane operand of a shuffle, its bound": "or.b32 %r7, {r}, 31; shfl.sync.idx.b32 %r6|%p2, %r1, 0, %r7, -1;",
     "a member mask": "or.b32 %r7, {r}, -2; shfl.sync.idx.b32 %r6|%p2, %r1, 0, 31, %r7;",
     "the comparison of an atomic": "atom.global.cas.b32 %r6, [%d2], {r}, 7;",
-    "an operand of a copy": "mov.u32 %r7, cells; and.b32 %r6, {r}, 4; cp.async.ca.shared.global [%r7], [%d1], 4, %r6;"
-    "cp.async.wait_all;",
+    "an operand of a copy": "mov.u32 %r7, cells; and.b32 %r6, {r}, 4; setp.eq.u32 %p1, %r1, 0;"
+    "@%p1 cp.async.ca.shared.global [%r7], [%d1], 4, %r6; cp.async.wait_all;",
     "an operand of a barrier in memory": "mov.u32 %r7, cells; setp.ne.u32 %p1, %r1, 0; @%p1 bra NEXT;"
     "mbarrier.init.shared.b64 [%r7], {r}; NEXT:",
 }  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.reference.mma.models import AccumulationModel, Kind
+from refmoe.reference.mma.models import MODELS, AccumulationModel, Kind
 
 if TYPE_CHECKING:
     from refmoe.reference.mma.operands import Operand
@@ -35,11 +35,15 @@ def native_product(
 ) -> NDArray[np.float32] | None:
     """P products [M, K] x [N, K] onto c [P, M, N] by native code, or None where NumPy shall compute them.
 
-    The bits are the same. NumPy's are the exact sums, chains of FMAs over a K that is not a multiple of 16, a process's
-    first products of a kind until they add up to what is worth loading a compiler, and all where llvmlite is missing.
+    The bits are the same. NumPy's are the exact sums, chains of FMAs over a K that is not a multiple of 16, models that
+    are none of `MODELS`, a process's first products of a kind until they add up to what is worth loading a compiler,
+    and all where llvmlite is missing.
     """
     k = a.codes.shape[2]
     if model.kind is Kind.EXACT or (model.kind is Kind.FMA and k % _FMA_STEP):
+        return None
+    # Native code takes for granted what holds of these, such as which bits a floor can cut.
+    if MODELS.get(model.name) != model:
         return None
     kind = model.name, a.format.name, b.format.name, a.scales is not None or b.scales is not None
     if not _worth_loading(kind, c.size * k):
