@@ -19,6 +19,7 @@ from refmoe.reports.gate import check_reports
 from refmoe.reports.mutation import BAR, _catches, _place, figures
 
 Document = dict[str, Any]
+COMMITTED = Path(__file__).parents[2] / "reports" / "mutation.json"
 
 
 def tried(number: int, outcome: str = "caught", kernel: str = "quantize") -> Tried:
@@ -210,3 +211,9 @@ def test_a_mutant_of_every_file_is_at_a_place_that_there_is() -> None:
 def next_sites(module: Any) -> list[Site]:
     """Some mutants of each file."""
     return [site for file in module.files() for site in list(module.sites(file))[::40]]
+
+
+def test_no_reason_is_of_a_mutant_that_was_caught() -> None:
+    """A reason says why a mutant lives; once a case catches it the reason is false."""
+    outcomes = {each["id"]: each["outcome"] for each in json.loads(COMMITTED.read_text(encoding="utf-8"))["mutants"]}
+    assert {name for name in read_reasons() if outcomes.get(name) in ("caught", "timed out")} == set()

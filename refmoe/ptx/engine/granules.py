@@ -7,9 +7,9 @@ lie in *slot*
 
     4096 p + ((b mod 4096) >> s)
 
-of each column: one column of last writes, some of last reads, and one of the writes that a stronger one took the place
-of. So records never move to another page's room, and a
-page whose granules split keeps what it knows: each part of a granule gets the records of the whole.
+of each column: one column of last writes, some of last reads, and one of writes that a stronger write displaced. So
+records never move to another page's room, and a page whose granules split keeps what it knows: each part of a granule
+gets the records of the whole.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Granules:
         writes: the first column.
         others: all but the first, what a write has to come after besides the last one.
         reads: the columns between the first and the last.
-        weaker: the last column, of the last write that a stronger one took the place of.
+        weaker: the last column, of the last write that a stronger write displaced.
     """
 
     def __init__(self, size: int, columns: int) -> None:
