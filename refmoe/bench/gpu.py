@@ -59,7 +59,7 @@ def run(against: Path | None = None) -> dict[str, Any]:
         raise ArgumentError("--against", f"{against} without {_CSRC}/routing.cu", "a checkout of refmoe")
     device = CudaDevice()
     floors = CudaDevice(csrc=Path(__file__).parent)
-    rows = time_groups(device, _groups(device, floors, against))
+    rows = time_groups(device, groups(device, floors, against))
     rows += time_groups(device, gemv.groups(device, floors))
     rows += gpu_layer.rows(device, floors)
     return {
@@ -84,7 +84,7 @@ def _clocks(floors: CudaDevice) -> str:
     return f"SM {found[0]}, memory {found[1]}, under load" if answer.returncode == 0 and len(found) == 2 else ""
 
 
-def _groups(device: CudaDevice, floors: CudaDevice, against: Path | None) -> list[list[Contender]]:
+def groups(device: CudaDevice, floors: CudaDevice, against: Path | None) -> list[list[Contender]]:
     """Contenders to be timed in turn; the first of each group is its floor."""
     many = PREFILL_TOKENS
     quantize = [_quantize(device, many, layout) for layout in ("linear", "128x4", "8x4")]

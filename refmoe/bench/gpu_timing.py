@@ -64,12 +64,30 @@ class Calls:
         self.sets[turn % len(self.sets)]()
 
 
+class _Sets(Sequence[Sequence[LaunchPlan]]):
+    """Sets of buffers by seed, each made when it is first asked for: who launches once needs one."""
+
+    def __init__(self, launches: Callable[[int], Sequence[LaunchPlan]], count: int) -> None:
+        self._launches, self._count = launches, count
+        self._made: dict[int, Sequence[LaunchPlan]] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, seed: Any) -> Any:
+        if not 0 <= seed < self._count:
+            raise IndexError(seed)
+        if seed not in self._made:
+            self._made[seed] = self._launches(seed)
+        return self._made[seed]
+
+
 def contender(
     device: CudaDevice, name: str, traffic: int, launches: Callable[[int], Sequence[LaunchPlan]]
 ) -> Contender:
     """A contender with as many sets of buffers as keep it out of the L2 cache; `launches` makes one from a seed."""
     sets = max(2, min(MAX_BUFFER_SETS, -(-ROTATING_BYTES // traffic)))
-    return Contender(name, traffic, device, [launches(seed) for seed in range(sets)])
+    return Contender(name, traffic, device, _Sets(launches, sets))
 
 
 def empty(floors: CudaDevice) -> Contender:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from refmoe.bench.compare import read_report
+from refmoe.bench.counters.reading import RESOURCES, sentence
 from refmoe.bench.tiles.view import reasons
 from refmoe.errors import ArgumentError
 from refmoe.reports.bench import Target, cell_text, targets_of
@@ -163,6 +164,8 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield "### Targets"
     yield ""
     yield from _table(("ratio", "measured", "target", ""), _targets(gpu))
+    if (counters := reports.get("counters")) is not None:
+        yield from _counters(counters, gpu)
     yield from _deepseek(reports)
     yield ""
     yield "## Tiles of the SM12x GEMMs, without the chip"
@@ -243,6 +246,53 @@ def _gpu_rows(gpu: Mapping[str, Any]) -> Iterator[Sequence[str]]:
         size = f"{row['traffic_bytes'] / 1e6:.1f}" if large else ""
         rate = f"{row['terabytes_per_second']:.2f}" if large else ""
         yield row["name"], f"{row['microseconds']:.2f}", size, rate, f"{row['ratio_to_floor']:.2f}"
+
+
+def _counters(counters: Mapping[str, Any], gpu: Mapping[str, Any]) -> Iterator[str]:
+    """Where the time of the kernels goes that missed their targets: each beside its floor."""
+    yield ""
+    yield f"### Why targets were missed: the counters of an {counters['gpu']}"
+    yield ""
+    other = "" if counters["gpu"] == gpu["gpu"] else "They are also of another card."
+    yield from _paragraph(f"""
+        `refmoe bench counters` launches each kernel of the tables above once under NVIDIA's profiler, with a cold L2
+        cache. A share is of what the chip can do at most in that time, in percent. *Slow* is the pipe of slow
+        functions, *loads* that of loads and stores, and *warps* are those resident. Times under the profiler are
+        longer than those above. {other} Below the table is what each kernel keeps busy, or what its warps wait for.
+    """)
+    yield ""
+    rows = list(_missed_rows(counters, gpu))
+    heads = ("launch", "µs", "instructions", *RESOURCES, "warps", "waves", "registers")
+    yield from _table(heads, (_counted(row) for row in rows))
+    yield ""
+    for row in rows:
+        if row["name"] != row["floor"]:
+            yield f"- {_launch_name(row)}: {sentence(row)}."
+
+
+def _missed_rows(counters: Mapping[str, Any], gpu: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The counted launches of each row that missed a target, and before them the one of its floor."""
+    missed = [target for target in GPU_TARGETS if (target_ratio(target, gpu["rows"]) or 0) > target.most]
+    patterns = dict.fromkeys(pattern for each in missed for pattern in (each.row, each.beside) if pattern != "floor")
+    floor: Mapping[str, Any] | None = None
+    for row in counters["rows"]:
+        if row["name"] == row["floor"]:
+            floor = row
+        elif any(re.match(pattern, row["name"]) for pattern in patterns):
+            if floor is not None:
+                yield floor
+            floor = None
+            yield row
+
+
+def _counted(row: Mapping[str, Any]) -> Sequence[str]:
+    shares = (f"{row[key]:.0f}" for key in (*(key for _, key in RESOURCES.values()), "warps_share"))
+    whole = (f"{row['waves']:.2f}", str(row["registers"]))
+    return _launch_name(row), f"{row['microseconds']:.2f}", f"{row['instructions']:,}", *shares, *whole
+
+
+def _launch_name(row: Mapping[str, Any]) -> str:
+    return row["name"] if row["name"] == row["floor"] else f"{row['name']} (`{row['entry']}`)"
 
 
 def _deepseek(reports: Reports) -> Iterator[str]:
