@@ -231,6 +231,7 @@ test-gpu: $(GPU_PYTHON)
 	git archive $(BEFORE) refmoe/cuda/csrc | tar -x -C out/$(BEFORE)
 	$(GPU_PYTHON) -m refmoe bench gpu --against out/$(BEFORE) --report reports/bench/gpu.json
 	$(GPU_PYTHON) -m refmoe bench counters --report reports/bench/counters.json
+	$(GPU_PYTHON) -m refmoe bench sweep --report reports/bench/sweep.json
 	$(GPU_PYTHON) -m refmoe bench deepseek_gemm --report reports/bench/deepseek_gemm.json
 	$(GPU_PYTHON) -m refmoe bench deepseek_routing --report reports/bench/deepseek_routing.json
 	$(GPU_PYTHON) -m pytest -m gpu

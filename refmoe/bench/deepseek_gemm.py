@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from refmoe.bench.gpu_timing import Contender, copy, time_groups
+from refmoe.bench.gpu.timing import Contender, copy, drawn_codes, drawn_scales, floor_device, time_groups
 from refmoe.cuda.deepseek_gemm import (
     BLOCK,
     INSTRUCTIONS,
@@ -50,10 +49,10 @@ def run() -> dict[str, Any]:
         DeviceUnavailable: no GPU that the kernels are built for.
     """
     device = CudaDevice()
-    floors = CudaDevice(csrc=Path(__file__).parent)
+    floors = floor_device()
     rows, targets = [], []
     for experts, rows_each in PROBLEMS:
-        found = _timed(device, floors, experts, rows_each)
+        found = timed(device, floors, experts, rows_each)
         rows += found
         best = min(row["microseconds"] for row in found if row["of"] == "refmoe")
         rival, least = TARGETS[experts, rows_each]
@@ -76,21 +75,12 @@ class _Operands:
     def __init__(self, device: CudaDevice, experts: int, rows_each: int, seed: int) -> None:
         torch = device.torch
         self.experts, self.rows_each, self.rows = experts, rows_each, experts * rows_each
-        generator = torch.Generator(device="cuda").manual_seed(seed)
-
-        def codes(rows: int) -> Any:
-            out = torch.empty((rows, K), dtype=torch.uint8, device="cuda")
-            for part in out.split(1 << 16):
-                normal = torch.randn(part.shape, generator=generator, device="cuda") * 112
-                part.copy_(normal.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8))
-            return out
-
-        def scales(*shape: int) -> Any:
-            return torch.rand(shape, generator=generator, device="cuda") + 0.5
-
-        self.tokens, self.weights = codes(self.rows), codes(experts * N)
-        self.token_scales = scales(K // BLOCK, self.rows)  # MN-major, as DeepGEMM takes them
-        self.weight_scales = scales(experts, N // TILE_N, K // BLOCK)
+        self.tokens, self.weights = (
+            drawn_codes(device, rows, K, 2 * seed + at) for at, rows in enumerate((self.rows, experts * N))
+        )
+        token_scales, weight_scales = self.rows * (K // BLOCK), experts * (N // TILE_N) * (K // BLOCK)
+        self.token_scales = drawn_scales(device, token_scales, seed).view(K // BLOCK, self.rows)  # MN-major
+        self.weight_scales = drawn_scales(device, weight_scales, seed).view(experts, N // TILE_N, K // BLOCK)
         self.m_indptr = torch.arange(experts + 1, dtype=torch.int64, device="cuda") * rows_each
         self.m_indices = torch.arange(experts, dtype=torch.int32, device="cuda").repeat_interleave(rows_each)
 
@@ -99,8 +89,8 @@ class _Operands:
         return torch.full((self.rows, N), float("nan"), dtype=torch.bfloat16, device="cuda")
 
 
-def _timed(device: CudaDevice, floors: CudaDevice, experts: int, rows_each: int) -> list[dict[str, Any]]:
-    """A row for each contender of one problem."""
+def timed(device: CudaDevice, floors: CudaDevice, experts: int, rows_each: int) -> list[dict[str, Any]]:
+    """A row for each contender of one problem: as many experts, and rows of each."""
     torch = device.torch
     sets = [_Operands(device, experts, rows_each, seed) for seed in range(SETS)]
     rows = experts * rows_each

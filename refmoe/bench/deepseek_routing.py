@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from refmoe.bench.gpu_timing import Calls, Contender, empty, time_groups
+from refmoe.bench.gpu.timing import Calls, Contender, empty, floor_device, time_groups
 from refmoe.cuda.deepseek.routing import deepseek_route_kernel, deepseek_route_plan
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.launch import Buffer, LaunchPlan
@@ -45,7 +44,7 @@ def run() -> dict[str, Any]:
     """
     device = CudaDevice()
     torch = device.torch
-    floors = CudaDevice(csrc=Path(__file__).parent)
+    floors = floor_device()
     operands = [_operands(torch, seed) for seed in range(SETS)]
     ours = [_answer(torch) for _ in operands]
     plans = [_plans(torch, *given, answer) for given, answer in zip(operands, ours, strict=True)]

@@ -12,7 +12,7 @@ from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_consol
 #: Benchmarks by name; each is a module of refmoe.bench with `run() -> dict`.
 BENCHES = (
     *("quantize", "models", "executor", "first_launch", "races", "memory", "layer", "deepseek", "exponential"),
-    *("tiles", "gpu", "counters", "deepseek_gemm", "deepseek_routing", "cutlass", "parity", "faults"),
+    *("tiles", "gpu", "counters", "sweep", "deepseek_gemm", "deepseek_routing", "cutlass", "parity", "faults"),
 )
 #: Those that compare themselves with another checkout, and the modules whose `run` takes its folder.
 AGAINST = {"executor": "against", "gpu": "gpu"}
@@ -58,6 +58,7 @@ def bench(
     the same recorded launches in turn, each in a process of its own; `ratio` is the other's CPU time divided by ours.
     The targets are for commit 2db4e6e, and `make against` makes that checkout.
     `refmoe bench gpu --against FOLDER` also times the routing kernels of the other checkout.
+    `refmoe bench sweep` times each kernel and whole layers at 1 to 4,096 tokens, beside the same in torch.
     `refmoe bench counters` launches the same kernels under NVIDIA's profiler `ncu`: what each of them keeps busy.
 
     The benchmark `memory` times nothing: it prints how much memory launches on the executor keep resident.

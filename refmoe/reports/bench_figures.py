@@ -19,6 +19,8 @@ _REPETITION, _TIME, _RATIO = 5e-5, 5e-3, 5e-4
 _SHARE = 6e-5
 #: How much more than its nominal bandwidth a memory seems to give: part of the rotating buffers stays in the L2 cache.
 _CACHED = 1.25
+#: Of the shares of a whole, in percent, with what was rounded.
+_PEAK = 101.0
 #: How the rows are called that a group of contenders begins with.
 _FLOORS = re.compile(r"(copy|gather|read|sum of floors)\b.*|an empty kernel")
 
@@ -237,7 +239,42 @@ def _tiles(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "spills", text
 
 
+def _counters(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Counters that no launch has: shares past the peak, and waiting of more than all warps."""
+    for row in document["rows"]:
+        for key in (key for key in row if key.endswith("_share")):
+            if not is_number(row[key]) or not 0 <= row[key] <= _PEAK:
+                yield _called(row), f"{key} is {row[key]} percent"
+        waits = row["waits"]
+        if not isinstance(waits, Mapping) or not all(map(is_number, waits.values())) or sum(waits.values()) > _PEAK:
+            yield _called(row), "its warps wait for more than all of their time"
+        for key in ("instructions", "registers", "memory_bytes_read", "memory_bytes_written"):
+            if not is_number(row[key]) or row[key] < 0:
+                yield _called(row), f"{key} is {row[key]!r}"
+
+
+def _sweep(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Rows that are there twice, operations without a floor, and results that differ in more bytes than they have."""
+    held = Counter((row["model"], row["operation"], row["tokens"], row["of"], row["name"]) for row in document["rows"])
+    yield from (
+        (name, f"is there {times} times for {operation} of {model}, M = {tokens}")
+        for (model, operation, tokens, _, name), times in held.items()
+        if times > 1
+    )
+    groups: dict[tuple[str, str, int], set[str]] = {}
+    for row in document["rows"]:
+        groups.setdefault((row["model"], row["operation"].partition(": ")[0], row["tokens"]), set()).add(row["of"])
+    for (model, operation, tokens), of in groups.items():
+        lacking = {"floor", "refmoe"} - of
+        if lacking:
+            yield f"{operation} of {model}, M = {tokens}", f"has no row of {' and '.join(sorted(lacking))}"
+    for name, (differing, whole) in document["differing"].items():
+        if not 0 <= differing <= whole:
+            yield name, f"{differing:,} of {whole:,} bytes differ"
+
+
 _BY_NAME = {
+    "counters": _counters,
     "cutlass": _cutlass,
     "deepseek": _deepseek,
     "deepseek_gemm": _deepseek_gemm,
@@ -246,5 +283,6 @@ _BY_NAME = {
     "layer": _layer,
     "memory": _memory,
     "models": _models,
+    "sweep": _sweep,
     "tiles": _tiles,
 }

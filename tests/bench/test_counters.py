@@ -13,7 +13,7 @@ from refmoe.bench.counters import join
 from refmoe.bench.counters.launches import launch
 from refmoe.bench.counters.ncu import METRICS, STALLS, parse
 from refmoe.bench.counters.reading import sentence
-from refmoe.bench.gpu_timing import Calls, contender
+from refmoe.bench.gpu.timing import Calls, contender
 from refmoe.cuda.launch import Entry, LaunchPlan
 from refmoe.errors import RefmoeError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from refmoe.bench.compare import LEAST_REPETITIONS
-from refmoe.bench.gpu_timing import ROUNDS, Calls, rows_of
+from refmoe.bench.gpu.timing import ROUNDS, Calls, rows_of
 
 GROUP = (Calls("floor", 4_000_000, ()), Calls("kernel", 8_000_000, ()))
 

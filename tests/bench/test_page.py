@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shutil
 from collections.abc import Callable
@@ -160,8 +161,35 @@ def test_kernels_of_deepseek_are_beside_other_people_s() -> None:
     for target in gemm["targets"]:
         assert f"| {target['name']} | {target['ratio']:.3f} | at least {target['target']:g} |" in page
     assert f"{routing['weights_with_other_bits']:,} differ" in page
-    alone = {name: report for name, report in read_reports(BENCH).items() if not name.startswith("deepseek")}
+    alone = {name: report for name, report in read_reports(BENCH).items() if not name.startswith(("deepseek", "sweep"))}
     assert "DeepGEMM" not in page_text(alone)
+
+
+def test_a_sweep_shows_each_operation_at_each_number_of_tokens() -> None:
+    report = json.loads((BENCH / "sweep.json").read_text())
+    page = page_text(read_reports(BENCH))
+    for row in report["rows"]:
+        if row["of"] == "refmoe" and not row["operation"].startswith("GEMM") and "pair" not in row["name"]:
+            assert f"| {row['microseconds']:.2f} |" in page, row["name"]
+    quantize = {row["of"]: row for row in report["rows"] if (row["operation"], row["tokens"]) == ("quantize", 4096)}
+    assert f"| {quantize['torch.compile']['microseconds'] / quantize['refmoe']['microseconds']:.2f} |" in page
+    reports = {**read_reports(BENCH), "sweep": {**report, "absent": ["DeepGEMM"], "differing": {"a, route": [3, 40]}}}
+    changed = page_text(reports)
+    assert "DeepGEMM was not installed." in changed
+    assert "Of 40 bytes of results at the most tokens 3 are others: 3 of a, route." in " ".join(changed.split())
+
+
+def test_the_counters_say_why_each_missed_target_was_missed() -> None:
+    reports = read_reports(BENCH)
+    page = page_text(reports)
+    rows = reports["gpu"]["rows"]
+    missed = [target for target in GPU_TARGETS if (target_ratio(target, rows) or 0) > target.most]
+    for target in missed:
+        (name,) = [row["name"] for row in rows if re.match(target.row, row["name"])][:1]
+        assert f"- {name} (`refmoe_" in page, name
+    assert "Why targets were missed" not in page_text(
+        {name: each for name, each in reports.items() if name != "counters"}
+    )
 
 
 def test_a_whole_layer_of_deepseek_is_there_launch_by_launch() -> None:

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import refmoe.bench
-from refmoe.bench import gemv, gpu
-from refmoe.bench.gpu_timing import Calls, Contender
+from refmoe.bench import gpu
+from refmoe.bench.gpu import gemv
+from refmoe.bench.gpu.timing import Calls, Contender, floor_device
 from refmoe.cuda.device import CudaDevice
 
 
@@ -36,7 +36,7 @@ def launch(groups: Iterable[Sequence[Contender | Calls]]) -> list[dict[str, Any]
 
 def main(out: Path) -> None:
     """Launch everything on the current GPU and write what was launched."""
-    device, floors = CudaDevice(), CudaDevice(csrc=Path(refmoe.bench.__file__).parent)
+    device, floors = CudaDevice(), floor_device()
     rows = launch([*gpu.groups(device, floors, None), *gemv.groups(device, floors)])
     device.torch.cuda.synchronize()
     out.write_text(json.dumps(rows))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +11,14 @@ from typing import Any
 
 from refmoe.bench.compare import read_report
 from refmoe.bench.counters.reading import RESOURCES, sentence
+from refmoe.bench.page import sweep
+from refmoe.bench.page.text import paragraph, table
 from refmoe.bench.tiles.view import reasons
 from refmoe.errors import ArgumentError
 from refmoe.reports.bench import Target, cell_text, targets_of
 
 Reports = Mapping[str, Mapping[str, Any]]
 PAGE = "BENCHMARK_RESULTS.md"
-#: Columns of a line of the page, tables left out.
-WIDTH = 120
 #: Pictures by name, with the report that each is drawn from.
 PICTURES: Mapping[str, str] = {"bench_gpu.png": "gpu", "bench_tiles.png": "tiles"}
 #: What no report here can hold.
@@ -131,7 +130,7 @@ def _lines(reports: Reports) -> Iterator[str]:
     gpu, tiles = reports["gpu"], reports["tiles"]
     yield "# Benchmark results"
     yield ""
-    yield from _paragraph("""
+    yield from paragraph("""
         Every figure on this page is from a committed report in `reports/bench`. `make benchmarks` writes the page
         and its pictures again, and `make gate` fails if a report says something else than the page.
     """)
@@ -147,11 +146,11 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield ""
     yield "## Machines and versions"
     yield ""
-    yield from _table(("report", "machine", "clocks", "versions"), _machines(reports))
+    yield from table(("report", "machine", "clocks", "versions"), _machines(reports))
     yield ""
     yield f"## Kernels on an {gpu['gpu']}"
     yield ""
-    yield from _paragraph("""
+    yield from paragraph("""
         A time is the median of one node of a CUDA graph, on buffers that rotate, so that the L2 cache is cold. The
         first row of each group is its *floor*: a copy of as many bytes, a pure read, or an empty kernel. Times of
         two reports are not comparable; ratios to a floor in one report are.
@@ -159,18 +158,20 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield ""
     yield "![The ratio of each kernel's time to its floor](bench_gpu.png)"
     yield ""
-    yield from _table(("what", "µs", "MB", "TB/s", "time / floor"), _gpu_rows(gpu))
+    yield from table(("what", "µs", "MB", "TB/s", "time / floor"), _gpu_rows(gpu))
     yield ""
     yield "### Targets"
     yield ""
-    yield from _table(("ratio", "measured", "target", ""), _targets(gpu))
+    yield from table(("ratio", "measured", "target", ""), _targets(gpu))
     if (counters := reports.get("counters")) is not None:
         yield from _counters(counters, gpu)
     yield from _deepseek(reports)
+    if (swept := reports.get("sweep")) is not None:
+        yield from sweep.lines(swept)
     yield ""
     yield "## Tiles of the SM12x GEMMs, without the chip"
     yield ""
-    yield from _paragraph("""
+    yield from paragraph("""
         A *step* multiplies one stage of the ring in shared memory and copies another. Instructions are those of all
         warps of a block, from machine code; how often each block of it runs is from the executor. *Turns* are
         accesses of shared memory by the fragment loads of a step, and *conflicts* those above the fewest possible.
@@ -178,7 +179,7 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield ""
     yield "![Instructions for each byte of operands, tile by tile](bench_tiles.png)"
     yield ""
-    yield from _table(tuple(TILE_COLUMNS), _tile_rows(tiles))
+    yield from table(tuple(TILE_COLUMNS), _tile_rows(tiles))
     yield ""
     yield from _beside_cutlass(tiles)
     for reason, builds in reasons(tiles["not_built"]).items():
@@ -186,7 +187,7 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield ""
     yield "### Predicted times: a model, not a measurement"
     yield ""
-    yield from _paragraph("""
+    yield from paragraph("""
         For each product, GEMM and number of tokens M the table has the tile whose predicted time is shortest, of
         refmoe's MXFP4 kernel; of tiles with the same time, the one that keeps all four resources least busy. The
         time is a lower bound, in microseconds: the longest of memory, issue of instructions, tensor cores and
@@ -201,7 +202,7 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield ""
     yield "## The executor and the references, on a CPU"
     yield ""
-    yield from _table(("benchmark", "target", "measured", "needed", ""), _cpu_rows(reports))
+    yield from table(("benchmark", "target", "measured", "needed", ""), _cpu_rows(reports))
     if (layer := reports.get("deepseek")) is not None:
         yield from _deepseek_layer(layer)
     yield ""
@@ -210,19 +211,7 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield "Each picture was drawn from the report with this digest, which its file holds as the text `Report`."
     yield ""
     rows = ((f"`{name}`", f"`{report}`", f"`{reports[report]['digest']}`") for name, report in PICTURES.items())
-    yield from _table(("picture", "report", "digest"), rows)
-
-
-def _paragraph(text: str) -> Iterator[str]:
-    """Lines of a paragraph."""
-    yield from textwrap.wrap(" ".join(text.split()), WIDTH, break_long_words=False, break_on_hyphens=False)
-
-
-def _table(heads: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(heads) + " |"
-    yield "|---" * len(heads) + "|"
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
+    yield from table(("picture", "report", "digest"), rows)
 
 
 def _machines(reports: Reports) -> Iterator[Sequence[str]]:
@@ -254,7 +243,7 @@ def _counters(counters: Mapping[str, Any], gpu: Mapping[str, Any]) -> Iterator[s
     yield f"### Why targets were missed: the counters of an {counters['gpu']}"
     yield ""
     other = "" if counters["gpu"] == gpu["gpu"] else "They are also of another card."
-    yield from _paragraph(f"""
+    yield from paragraph(f"""
         `refmoe bench counters` launches each kernel of the tables above once under NVIDIA's profiler, with a cold L2
         cache. A share is of what the chip can do at most in that time, in percent. *Slow* is the pipe of slow
         functions, *loads* that of loads and stores, and *warps* are those resident. Times under the profiler are
@@ -263,7 +252,7 @@ def _counters(counters: Mapping[str, Any], gpu: Mapping[str, Any]) -> Iterator[s
     yield ""
     rows = list(_missed_rows(counters, gpu))
     heads = ("launch", "µs", "instructions", *RESOURCES, "warps", "waves", "registers")
-    yield from _table(heads, (_counted(row) for row in rows))
+    yield from table(heads, (_counted(row) for row in rows))
     yield ""
     for row in rows:
         if row["name"] != row["floor"]:
@@ -299,19 +288,19 @@ def _deepseek(reports: Reports) -> Iterator[str]:
     """The kernels of DeepSeek-V3 beside other people's, of each of the two reports that is there."""
     if (gemm := reports.get("deepseek_gemm")) is not None:
         yield ""
-        yield from _paragraph(f"""
+        yield from paragraph(f"""
             The grouped GEMM in block FP8 on an {gemm["gpu"]}, N = 4096 and K = 7168, beside DeepGEMM's kernel, eight
             instantiations of it in the same run. The last column says whether the output is DeepGEMM's, bit by bit:
             `mma.sync` adds up in another way than `wgmma`.
         """)
         yield ""
         heads = ("experts x rows", "kernel and tile", "microseconds", "TFLOP/s", "times the copy's time", "bits")
-        yield from _table(heads, _gemm_rows(gemm))
+        yield from table(heads, _gemm_rows(gemm))
         yield ""
-        yield from _table(("target", "measured", "asked", "verdict"), _least_rows(gemm["targets"]))
+        yield from table(("target", "measured", "asked", "verdict"), _least_rows(gemm["targets"]))
     if (routing := reports.get("deepseek_routing")) is not None:
         yield ""
-        yield from _paragraph(f"""
+        yield from paragraph(f"""
             The router of DeepSeek-V3 beside the same in torch {routing["torch"]}, compiled by `torch.compile`:
             {routing["problem"]}. {routing["tokens_with_other_experts"]:,} tokens get other experts. Of
             {routing["weights"]:,} weights {routing["weights_with_other_bits"]:,} differ, by
@@ -320,7 +309,7 @@ def _deepseek(reports: Reports) -> Iterator[str]:
         """)
         yield ""
         times = ((row["name"], f"{row['microseconds']:.2f}") for row in routing["rows"])
-        yield from _table(("what", "microseconds"), times)
+        yield from table(("what", "microseconds"), times)
 
 
 def _deepseek_layer(layer: Mapping[str, Any]) -> Iterator[str]:
@@ -328,7 +317,7 @@ def _deepseek_layer(layer: Mapping[str, Any]) -> Iterator[str]:
     sizes, rows = layer["sizes"], layer["rows"]
     compared, differing = (sum(row[key] for row in rows) for key in ("bytes", "differing"))
     yield ""
-    yield from _paragraph(f"""
+    yield from paragraph(f"""
         A whole DeepSeek-V3 layer at its true sizes on the executor, M = {sizes["tokens"]}: hidden {sizes["hidden"]:,},
         intermediate {sizes["intermediate"]:,}, the router over {sizes["experts"]} experts, top-{sizes["top_k"]} and a
         shared expert. Every check is on, and every buffer is held against the reference under the model
@@ -337,7 +326,7 @@ def _deepseek_layer(layer: Mapping[str, Any]) -> Iterator[str]:
     """)
     yield ""
     launches = ((row["stage"], f"`{row['entry']}`", f"{row['seconds']:.1f}", f"{row['bytes']:,}") for row in rows)
-    yield from _table(("launch", "entry", "seconds", "bytes compared"), launches)
+    yield from table(("launch", "entry", "seconds", "bytes compared"), launches)
 
 
 def _gemm_rows(gemm: Mapping[str, Any]) -> Iterator[Sequence[str]]:
@@ -423,7 +412,7 @@ def _prediction_rows(predictions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         )
         for key, cells in best.items()
     )
-    yield from _table(heads, rows)
+    yield from table(heads, rows)
 
 
 def _preference(each: Mapping[str, Any]) -> tuple[float, float]:

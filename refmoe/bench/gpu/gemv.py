@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from refmoe.bench.gpu_timing import Calls, Contender, contender, drawn_bytes, empty, read
+from refmoe.bench.gpu.timing import Calls, Contender, contender, drawn_bytes, empty, read
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.dp4a import GemvSize, dp4a_gemv_plan
 from refmoe.cuda.launch import LaunchPlan

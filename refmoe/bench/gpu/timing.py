@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,6 +21,7 @@ TARGET_NODES = 40
 ROTATING_BYTES = 256 * 2**20  # several times the L2 of any GPU that runs these kernels
 MAX_BUFFER_SETS = 64
 PIECE_BYTES, COPY_THREADS = 16, 512
+_DRAWN_ROWS = 1 << 16  # at a time, so that their float32 form is no second matrix
 READ_PIECES = 4  # kPieces, of a thread that only reads
 
 
@@ -86,8 +88,21 @@ def contender(
     device: CudaDevice, name: str, traffic: int, launches: Callable[[int], Sequence[LaunchPlan]]
 ) -> Contender:
     """A contender with as many sets of buffers as keep it out of the L2 cache; `launches` makes one from a seed."""
-    sets = max(2, min(MAX_BUFFER_SETS, -(-ROTATING_BYTES // traffic)))
-    return Contender(name, traffic, device, _Sets(launches, sets))
+    return Contender(name, traffic, device, _Sets(launches, set_count(traffic)))
+
+
+def set_count(traffic: int) -> int:
+    """How many sets of buffers keep a contender out of the L2 cache that moves so many bytes."""
+    return max(2, min(MAX_BUFFER_SETS, -(-ROTATING_BYTES // max(traffic, 1))))
+
+
+def floor_device() -> CudaDevice:
+    """The current GPU with the kernels of `floors.cu` instead of refmoe's.
+
+    Raises:
+        DeviceUnavailable: no GPU that the kernels are built for.
+    """
+    return CudaDevice(csrc=Path(__file__).parent.parent)
 
 
 def empty(floors: CudaDevice) -> Contender:
@@ -136,6 +151,32 @@ def drawn_bytes(device: CudaDevice, seed: int, shape: tuple[int, ...], low: int,
     torch = device.torch
     generator = torch.Generator(device="cuda").manual_seed(seed)
     return torch.randint(low, high, shape, dtype=torch.uint8, device="cuda", generator=generator)
+
+
+def drawn_normal(device: CudaDevice, shape: tuple[int, int], seed: int, scale: float = 1.0) -> Buffer:
+    """BF16 numbers of a normal distribution, made on the device."""
+    torch = device.torch
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    values = torch.randn(shape, dtype=torch.float32, device="cuda", generator=generator) * scale
+    return values.to(torch.bfloat16)
+
+
+def drawn_codes(device: CudaDevice, rows: int, width: int, seed: int) -> Buffer:
+    """E4M3 codes [rows, width] of normal numbers as a quantizer leaves them, whose largest is near 448."""
+    torch = device.torch
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    codes = torch.empty((rows, width), dtype=torch.uint8, device="cuda")
+    for part in codes.split(_DRAWN_ROWS):
+        normal = torch.randn(part.shape, generator=generator, device="cuda") * 112
+        part.copy_(normal.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8))
+    return codes
+
+
+def drawn_scales(device: CudaDevice, count: int, seed: int) -> Buffer:
+    """FP32 scales between a half and one and a half."""
+    torch = device.torch
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    return torch.rand((count,), generator=generator, device="cuda") + 0.5
 
 
 def time_groups(device: CudaDevice, groups: Iterable[Sequence[Contender | Calls]]) -> list[dict[str, Any]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from refmoe.bench.gpu_timing import Contender, contender, drawn_bytes, empty, interleaved, read, rows_of
+from refmoe.bench.gpu.timing import Contender, drawn_bytes, empty, interleaved, read, rows_of, set_count
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.moe.integer import integer_steps, integer_workspace_bytes, output_bytes
 from refmoe.cuda.moe.launches import LaunchStep, LayerBuffers, LayerShape
@@ -23,7 +24,7 @@ FEW_BYTES = 2**20
 
 
 def rows(device: CudaDevice, floors: CudaDevice) -> list[dict[str, Any]]:
-    """Rows of a report, as `refmoe.bench.gpu_timing.rows_of` makes them, for each number of tokens.
+    """Rows of a report, as `refmoe.bench.gpu.timing.rows_of` makes them, for each number of tokens.
 
     The first is the sum of floors: for each launch a pure read of the bytes that it moves, or a launch that does
     nothing where these are few. Then come the layer, all its launches in one graph, and each launch in a graph of its
@@ -31,33 +32,50 @@ def rows(device: CudaDevice, floors: CudaDevice) -> list[dict[str, Any]]:
     """
     made: list[dict[str, Any]] = []
     for tokens in TOKENS:
-        made += _rows(device, floors, tokens)
+        made += rows_at(device, floors, tokens)
     return made
 
 
-def _rows(device: CudaDevice, floors: CudaDevice, tokens: int) -> list[dict[str, Any]]:
+def rows_at(device: CudaDevice, floors: CudaDevice, tokens: int) -> list[dict[str, Any]]:
+    """Those for one number of tokens."""
     shape = LayerShape(tokens, TOP_K, tokens * TOP_K, HIDDEN, INTERMEDIATE)
-    moved = [_bytes(step, shape) for step in _steps(device, shape, 0)]
     name = f"layer, DP4A, M = {tokens}"
-    layer = contender(device, name, sum(moved), lambda seed: [step.plan for step in _steps(device, shape, seed)])
-    stages = [step.stage for step in _steps(device, shape, 0)]
+    return attributed(device, floors, name, [1] * shape.experts, lambda seed: _steps(device, shape, seed))
+
+
+def attributed(
+    device: CudaDevice,
+    floors: CudaDevice,
+    name: str,
+    rows_per_expert: Sequence[int],
+    steps: Callable[[int], Sequence[LaunchStep]],
+) -> list[dict[str, Any]]:
+    """Rows of a report for the sum of a layer's floors, the layer, and each of its launches.
+
+    Args:
+        device: where the kernels are.
+        floors: where those of the floors are.
+        name: of the layer's row. The sum's row ends as it does, behind its last comma.
+        rows_per_expert: of the layer's load, which decides what its launches move.
+        steps: the launches in order, on a set of buffers of the layer's own for each seed.
+    """
+    first = steps(0)
+    moved = [traffic.read + traffic.written for traffic in (step.traffic(rows_per_expert) for step in first)]
+    count = set_count(sum(moved))
+    sets = [[step.plan for step in (first if seed == 0 else steps(seed))] for seed in range(count)]
+    layer = Contender(name, sum(moved), device, sets)
     launches = [
         # By itself a launch starts when the one in front of it has ended.
         Contender(
-            f"{name}: {stage}", size, device, [[replace(plans[place], programmatic=False)] for plans in layer.sets]
+            f"{name}: {step.stage}", size, device, [[replace(plans[place], programmatic=False)] for plans in sets]
         )
-        for place, (stage, size) in enumerate(zip(stages, moved, strict=True))
+        for place, (step, size) in enumerate(zip(first, moved, strict=True))
     ]
     least = [read(floors, size) if size >= FEW_BYTES else empty(floors) for size in moved]
     samples = interleaved(device, [*least, layer, *launches])
     summed = [sum(turn) for turn in zip(*samples[: len(least)], strict=True)]
-    floor = Contender(f"sum of floors, M = {tokens}", sum(moved), floors, ())
+    floor = Contender(f"sum of floors, {name.rpartition(', ')[2]}", sum(moved), floors, ())
     return rows_of([floor, layer, *launches], [summed, *samples[len(least) :]])
-
-
-def _bytes(step: LaunchStep, shape: LayerShape) -> int:
-    traffic = step.traffic([1] * shape.experts)
-    return traffic.read + traffic.written
 
 
 def _steps(device: CudaDevice, shape: LayerShape, seed: int) -> tuple[LaunchStep, ...]:

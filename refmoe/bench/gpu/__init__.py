@@ -1,0 +1,130 @@
+"""The production kernels around the GEMMs on a GPU, at the sizes of gpt-oss-120b, each beside a copy of its traffic.
+
+After them come the products by DP4A, and whole layers of these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from refmoe.bench.gpu import gemv, layer
+from refmoe.bench.gpu.kernels import (
+    GPT_OSS_120B,
+    activation,
+    expand,
+    finalize,
+    plain_expand,
+    quantize,
+    quantize_then_expand,
+    route,
+    sort,
+)
+from refmoe.bench.gpu.timing import ROTATING_BYTES, Contender, copy, empty, floor_device, gather, time_groups
+from refmoe.cuda.device import CudaDevice
+from refmoe.cuda.launch import LaunchPlan
+from refmoe.cuda.routing import SORT_KERNEL, SORT_THREADS
+from refmoe.errors import ArgumentError
+from refmoe.reports.environment import current_environment
+
+SIZES = GPT_OSS_120B
+PREFILL_TOKENS, DECODE_TOKENS = 8192, (1, 8)
+_CSRC = Path("refmoe", "cuda", "csrc")
+_BUSY_LAUNCHES = 4000  # of 256 MB each: half a second
+
+
+def run(against: Path | None = None) -> dict[str, Any]:
+    """Time the kernels around the GEMMs on the current GPU and return a JSON-able document.
+
+    `rows` holds for each contender the median microseconds of one graph node, the bytes it must move, the bandwidth
+    that this means in TB/s, the ratio of its time to its group's floor, its spread and its repetitions. `environment`
+    has the versions and the machine, `clocks` those that the GPU had under load, as nvidia-smi tells them.
+
+    Args:
+        against: a checkout of another commit, whose routing of many tokens is timed beside this one's and called by
+            the folder's name.
+
+    Raises:
+        ArgumentError: the folder has no routing kernel.
+        DeviceUnavailable: no GPU that the kernels are built for.
+    """
+    if against is not None and not (against / _CSRC / "routing.cu").is_file():
+        raise ArgumentError("--against", f"{against} without {_CSRC}/routing.cu", "a checkout of refmoe")
+    device = CudaDevice()
+    floors = floor_device()
+    rows = time_groups(device, groups(device, floors, against))
+    rows += time_groups(device, gemv.groups(device, floors))
+    rows += layer.rows(device, floors)
+    return {
+        **{"kind": "bench", "name": "gpu", "gpu": device.gpu_name, "arch": device.arch},
+        "environment": current_environment(gpu=True).model_dump(),
+        "clocks": _clocks(floors),
+        "rows": rows,
+    }
+
+
+def _clocks(floors: CudaDevice) -> str:
+    """The GPU's clocks while it copies, or an empty text without nvidia-smi."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    busy = copy(floors, ROTATING_BYTES, writes=1)
+    for turn in range(_BUSY_LAUNCHES):
+        busy.enqueue(turn)
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader", "--id=0"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
+    floors.torch.cuda.synchronize()
+    found = [part.strip() for part in answer.stdout.strip().split(",")]
+    return f"SM {found[0]}, memory {found[1]}, under load" if answer.returncode == 0 and len(found) == 2 else ""
+
+
+def groups(device: CudaDevice, floors: CudaDevice, against: Path | None) -> list[list[Contender]]:
+    """Contenders to be timed in turn; the first of each group is its floor."""
+    many, hidden, top_k = PREFILL_TOKENS, SIZES.hidden, SIZES.top_k
+    quantizers = [quantize(device, SIZES, many, layout) for layout in ("linear", "128x4", "8x4")]
+    fused = expand(device, SIZES, many, f"fused expand {many} x {hidden} bf16, top-{top_k}, 128x4")
+    pair = quantize_then_expand(device, SIZES, many, f"quantize, then expand {many} x {hidden}")
+    routed, activated, final = (make(device, SIZES, many) for make in (route, activation, finalize))
+    return [
+        [copy(floors, quantizers[0].traffic, writes=1), *quantizers],
+        [copy(floors, fused.traffic, writes=2), fused, pair],
+        *(
+            [
+                empty(floors),
+                expand(device, SIZES, tokens, f"fused expand, M = {tokens}"),
+                plain_expand(device, SIZES, tokens),
+                quantize_then_expand(device, SIZES, tokens, f"quantize, then expand, M = {tokens}"),
+            ]
+            for tokens in DECODE_TOKENS
+        ),
+        [copy(floors, routed.traffic, writes=1), routed, *_route_of(routed, against), sort(device, SIZES, many)],
+        [gather(floors, activated.traffic, reads=4), activated],
+        [gather(floors, final.traffic, reads=top_k), final],
+        *(
+            [empty(floors), *(make(device, SIZES, tokens) for make in (route, activation, finalize))]
+            for tokens in DECODE_TOKENS
+        ),
+    ]
+
+
+def _route_of(routed: Contender, against: Path | None) -> list[Contender]:
+    """The same launches with the kernels of another checkout."""
+    if against is None:
+        return []
+    other = CudaDevice(csrc=against / _CSRC)
+    name = f"route {PREFILL_TOKENS} x {SIZES.experts} of {against.name}"
+
+    def as_there(launches: Sequence[LaunchPlan]) -> list[LaunchPlan]:
+        """The first launch writes ids and weights alone, and the second sorts the ids."""
+        choose, sort = launches
+        *router, _, tokens, all_experts, top_k, experts, first_expert = choose.arguments
+        maps = (router[2], *sort.arguments[1:4])
+        return [
+            dataclasses.replace(choose, arguments=(*router, tokens, all_experts, top_k)),
+            LaunchPlan(SORT_KERNEL, SIZES.experts, SORT_THREADS, (*maps, tokens, top_k, experts, first_expert)),
+        ]
+
+    return [dataclasses.replace(routed, name=name, device=other, sets=[as_there(each) for each in routed.sets])]
