@@ -98,6 +98,12 @@ class RaceSite:
         return self.error.warning == "same value" and first.startswith(BULK)
 
     @property
+    def _one_store(self) -> bool:
+        """Whether two lanes of a warp store at one place by one instruction."""
+        both = self.relation == "warp" and self.error.kind == "write-write" and self.later == self.earlier
+        return both and self.later.opcode.split(".")[0] == "st"
+
+    @property
     def default(self) -> tuple[str, str]:
         """(what is missing, section) as long as nothing better is known."""
         missing, section = self._default
@@ -127,6 +133,8 @@ class RaceSite:
             return "the end of an asynchronous copy, which nobody waited for", "asynchronous-copies"
         if widths(self) is not None:
             return "one width: strong accesses excuse each other if they are of the very same bytes", MIXED
+        if self._one_store:
+            return LANES
         if relation in ("cluster", "grid", "block") and mixed(self):
             return "strength: a plain access races with every access of another thread, strong ones too", MIXED
         return MISSING[relation], SECTIONS[relation]
@@ -134,6 +142,10 @@ class RaceSite:
 
 BULK = ("cp.async.bulk", "cp.reduce.async.bulk", "st.async", "red.async", "clusterlaunchcontrol")
 MIXED = "strong-and-plain-accesses"
+LANES = (
+    "the choice of one lane: several store unlike values at one place, and which of them stays is not defined",
+    "lanes-of-one-store",
+)
 PROXY = ("a fence between the generic and the asynchronous proxy, by whoever wrote, before the barrier", "proxies")
 INIT = ("a fence between mbarrier.init and the copies that complete on the barrier", "barriers-that-copies-complete-on")
 GRID = ("griddepcontrol.wait, by the thread or by one that it comes after", "the-grid-before")

@@ -124,6 +124,26 @@ def test_strong_accesses_of_two_widths_lack_one_width() -> None:
     assert {"one access is of 4 bytes", "one access is of 8 bytes"}.intersection([finding.why.split(" and")[0]])
 
 
+def test_lanes_of_one_store_need_the_choice_of_one() -> None:
+    """Triton's sum of squares: the first addition of the butterfly is an fma, and leaves unlike sums in two lanes."""
+    plain = """
+        cvt.rn.f32.u32 %r2, %r1; fma.rn.f32 %r2, %r2, 0f3DCCCCCD, 0f3DCCCCCD; mul.rn.f32 %r3, %r2, %r2;
+        shfl.sync.bfly.b32 %r4, %r3, 1, 31, 0xffffffff;
+        add.rn.f32 %r5, %r3, %r4;
+        shr.u32 %r6, %r1, 1; mul.wide.u32 %d4, %r6, 4; add.u64 %d4, %d4, %d0;
+        st.global.f32 [%d4], %r5;
+        ret;
+    """
+    data = np.zeros(256, np.uint32)
+    result = ptx.launch(ptx.Module.parse(text(plain)), "k", (1, 1, 1), (64, 1, 1), [data.copy(), data, 0])
+    assert result.warnings == ()
+    finding = found(text(plain.replace("add.rn.f32 %r5, %r3, %r4;", "fma.rn.f32 %r5, %r2, %r2, %r4;")))
+    assert finding.missing == (
+        "the choice of one lane: several store unlike values at one place, and which of them stays is not defined"
+    )
+    assert (finding.section, finding.remedy) == ("lanes-of-one-store", "")
+
+
 def test_a_warp_meets_before_one_lane_signals_for_it() -> None:
     finding = found(text(FLAG, CELLS))
     branch = line_of(FLAG, "@%p1 bra DONE", module_scope=CELLS)
