@@ -123,9 +123,11 @@ class Granules:
         room = min(PAGE, self.size - begin)
         for column in self.records:
             coarse = column[begin : begin + (room >> old - 1)]
-            # Writing zeros would make pages resident that hold no record.
             if coarse.any():
-                column[begin : begin + (room >> own - 1)] = np.repeat(coarse, 1 << old - own)
+                held, fine = column[begin : begin + (room >> own - 1)], np.repeat(coarse, 1 << old - own)
+                # Writing what is there would make pages resident that hold no record.
+                changed = np.flatnonzero(fine != held)
+                held[changed] = fine[changed]
         self.states[page] = own
 
     def prepare(self, first: Array, span: int, width: int, reads: int | None = None) -> None:

@@ -15,7 +15,7 @@ from refmoe.ptx.engine.granules import Granules
 from refmoe.ptx.engine.order.clocks import Clocks
 from refmoe.ptx.engine.order.knowledge import Pool
 from refmoe.ptx.state import pages
-from refmoe.ptx.state.pages import PAGE, Spare, untouched
+from refmoe.ptx.state.pages import PAGE, Spare, resident_bytes, untouched
 
 LAX = ptx.Checks(uninitialised=False)
 STRICT = ptx.Checks(strict=True)
@@ -225,12 +225,34 @@ def test_records_that_are_given_back_are_zeros(width: int, columns: int) -> None
     assert not found.any()
 
 
+def test_giving_records_back_makes_nothing_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_ZEROS", Spare())
+    # Each of 32 warps reads a byte of every 32nd line of its own, so that half of each column's pages hold no record.
+    size, warps, line = 32 * PAGE + 480, 32, 32
+    granules = Granules(size, warps)
+    slots, _ = granules.cover(np.arange(size), 1)
+    for warp in range(warps):
+        granules.reads[warp, slots.reshape(-1, line)[warp::warps, warp]] = 1 + warp
+    records = granules.records
+    resident = resident_bytes(records)
+    assert resident < 0.6 * warps * size * 8
+    granules.release()
+    assert not records.any()
+    assert resident_bytes(records) == resident
+    # A page of the system's may hold the records of two pages.
+    [(_, said)] = pages._ZEROS._held[records.nbytes]
+    assert resident <= said < 1.2 * resident
+
+
 def test_what_is_known_of_pages_is_given_back_as_zeros() -> None:
     # Words of so many pages are more than a heap gives.
     granules = Granules(PAGE << 14, 1)
     granules.cover(np.array([5 * PAGE, 9 * PAGE]), 4)
     assert np.flatnonzero(granules.states).tolist() == [5, 9]
+    held = granules.states, granules.used, granules.steps
+    assert [each.any() for each in held] == [True] * 3
     granules.release()
+    assert not any(each.any() for each in held)
     for _ in range(3):
         assert not untouched((1 << 14,), np.int64).any()
 
