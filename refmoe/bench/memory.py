@@ -24,6 +24,7 @@ from refmoe.cuda.quantize import quantize_mxfp8
 from refmoe.cuda.routing import route
 from refmoe.errors import RefmoeError
 from refmoe.ptx.engine.code import View
+from refmoe.ptx.engine.machine import Machine
 from refmoe.ptx.engine.races import RaceShadow, shadow_of
 from refmoe.ptx.state.pages import PAGE, Journal, resident_bytes
 
@@ -37,8 +38,9 @@ TARGETS = {"resident_bytes": 2 << 30, "bytes_per_byte_touched": 8.0}
 """At most so many bytes resident with 1 GiB of buffers of which 64 MiB are touched; at most so many bytes of checks for
 each byte that a kernel touches, on average over the kernels."""
 
-# What checks need memory for: records of accesses, the mask of initialised bytes, what pages held before.
-_COSTS = ("records", "initialised", "kept")
+# What checks need memory for: records of accesses, the mask of initialised bytes, what pages held before, and what
+# threads know of each other.
+_COSTS = ("records", "initialised", "kept", "clocks")
 _STEPS = View("steps", lambda _: True, False, lambda work: work)
 _BUFFERS, _TOUCHED = 1 << 30, 64 << 20
 # Thread t of block b doubles words t, t + 256, ... of page `spread` * b of `from`, into the same words of `to`.
@@ -87,15 +89,16 @@ def run(*, buffers: int = _BUFFERS, touched: int = _TOUCHED, rows: int = 2048, e
     two launches. Bytes touched and bytes of checks are of one time and of the same memories. The memories are all
     buffers of a launch, and the shared and local memory of those of its blocks that are there together when checks hold
     the most; the time is the end of these. Touched are the distinct bytes that the launch has accessed there. The
-    checks cost what is resident of three things: records of accesses, the mask of initialised bytes, and what pages
-    held before they were written. Pages that blocks before these left resident count, if these blocks use them again.
+    checks cost what is resident of four things: records of accesses, the mask of initialised bytes, what pages held
+    before they were written, and the clocks of those blocks and of their barriers, which say what comes after what.
+    Pages that blocks before these left resident count, if these blocks use them again.
     A kernel of several launches touches what each of them touches, and costs what each of them costs.
 
     Returns:
         JSON-able: `buffers`, `touched`, `resident_bytes` of the first launch, in `rows` for each kernel its bytes
-        `touched`, those of the `records`, of the mask (`initialised`) and those `kept`, the ratio
-        `bytes_per_byte_touched`, and that of the launch in which it is highest, `most_of_a_launch`; the average of the
-        former over the kernels, `cores`, `versions`, `targets`, `reached` by target, and `all_reached`.
+        `touched`, those of the `records`, of the mask (`initialised`), those `kept` and those of the `clocks`, the
+        ratio `bytes_per_byte_touched`, and that of the launch in which it is highest, `most_of_a_launch`; the average
+        of the former over the kernels, `cores`, `versions`, `targets`, `reached` by target, and `all_reached`.
 
     Raises:
         RefmoeError: no nvcc, or a system that does not tell what is resident.
@@ -173,6 +176,7 @@ class Kept:
         shadow: its records of accesses, or None.
         valid: its mask of initialised bytes, or None.
         journal: what its pages held before, or None.
+        machine: the blocks whose memory it is, and whose clocks count with it, or None.
         at_end: `accessed` and `cost` when its records were given back, or None.
     """
 
@@ -180,13 +184,14 @@ class Kept:
     shadow: RaceShadow | None
     valid: Any
     journal: Journal | None
+    machine: Machine | None = None
     at_end: tuple[int, Any] | None = None
 
     @classmethod
-    def of(cls, region: Region) -> Kept:
+    def of(cls, region: Region, machine: Machine | None = None) -> Kept:
         """That of a region, which says what it has before its records are given back."""
         shadow = None if region.shadow is None else shadow_of(region)
-        kept = cls(region, shadow, region.valid, region.journal)
+        kept = cls(region, shadow, region.valid, region.journal, machine)
         if shadow is not None:
             shadow.granules.before_release = kept.end
         return kept
@@ -207,13 +212,22 @@ class Kept:
 
     @property
     def cost(self) -> Any:
-        """Resident bytes, int64 [3], of `_COSTS`."""
+        """Resident bytes, int64 [4], of `_COSTS`."""
         if self.at_end is not None:
             return self.at_end[1]
         tables = () if self.shadow is None else self.shadow.tables
         mask = () if self.valid is None else (self.valid,)
         pages = () if self.journal is None else (self.journal.kept, self.journal.before)
-        return np.array([sum(map(resident_bytes, arrays)) for arrays in (tables, mask, pages)])
+        clocks = () if self.machine is None or self.machine.clocks is None else _clocks(self.machine)
+        return np.array([sum(map(resident_bytes, arrays)) for arrays in (tables, mask, pages, clocks)])
+
+
+def _clocks(machine: Machine) -> tuple[Any, ...]:
+    """All that says what the threads of some blocks know of each other, and of the other blocks."""
+    clocks = machine.clocks
+    own = clocks.seen, clocks.foreign, clocks.apart, clocks.last_fence
+    # The rows of all blocks that somebody knows.
+    return *own, clocks.pool.rows, *machine.mbarriers.tables
 
 
 @dataclass
@@ -263,10 +277,11 @@ class Keeper:
     def step(self, place: int, frame: Frame) -> None:
         """Blocks run."""
         machine, held = frame.machine, self.launches[-1]
+        assert isinstance(machine, Machine)
         if id(machine.shared) not in self._known:
             # These objects stay, so that their numbers stay theirs.
             self._known.add(id(machine.shared))
-            held.owned += Kept.of(machine.shared), Kept.of(machine.local)
+            held.owned += Kept.of(machine.shared, machine), Kept.of(machine.local)
             held.together.append([number for number, kept in enumerate(held.owned) if kept.region.data.size])
 
     def at(self, frame: Frame, instruction: Instruction) -> None:

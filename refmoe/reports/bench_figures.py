@@ -155,7 +155,7 @@ def _models(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _memory(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     ratios = []
     for row in document["rows"]:
-        cost = row["records"] + row["initialised"] + row["kept"]
+        cost = row["records"] + row["initialised"] + row["kept"] + row["clocks"]
         ratios.append(cost / row["touched"] if row["touched"] else math.inf)
         if not math.isclose(row["bytes_per_byte_touched"], ratios[-1], rel_tol=1e-9):
             text = f"says {row['bytes_per_byte_touched']:.4g} bytes a byte touched, and its bytes have {ratios[-1]:.4g}"

@@ -388,6 +388,24 @@ def test_machines_take_the_memory_of_those_before(more: str, monkeypatch: pytest
     np.testing.assert_array_equal(out.reshape(40, 512), np.tile(np.arange(512) ^ 32, (40, 1)))
 
 
+def test_barriers_of_an_earlier_launch_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_ZEROS", Spare())
+    words = ".shared .align 128 .b8 words[16384];"
+    out, blocks = np.zeros(32, np.uint32), 64
+
+    def launch(then: str) -> None:
+        body = f"mov.u32 %r9, words; setp.ne.u32 %p1, %r1, 0; @%p1 bra END; {then} END: ret;"
+        run(body, out, grid=(blocks, 1, 1), declarations=words)
+
+    launch("mbarrier.init.shared.b64 [%r9 + 512], 1;")
+    # A number for each place of an object; those of the bytes are as many.
+    kept = [array for array, _ in pages._ZEROS._held[blocks << 14]]
+    assert [array.any() for array in kept] == [False] * len(kept)
+    assert min(map(resident_bytes, kept)) <= blocks * PAGE
+    with pytest.raises(ptx.MisuseError, match="is not initialised"):
+        launch("mbarrier.arrive.shared.b64 %d5, [%r9 + 512];")
+
+
 STORE = "mul.wide.u32 %d3, %r1, 512; add.s64 %d3, %d3, %d0; st.global.u32 [%d3 + 8192], 7; {then} ret;"
 
 
