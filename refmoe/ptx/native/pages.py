@@ -6,6 +6,7 @@ These are the native forms of `Granules.refine` and `Journal.keep`, for one page
 from __future__ import annotations
 
 import ctypes
+import mmap
 from functools import cache
 from typing import Any
 
@@ -110,7 +111,7 @@ class PageFunctions:
     """
 
     def __init__(self) -> None:
-        self._native = Native.of(_text, "pages", level=2, briefly=True)
+        self._native = Native.of(_text, "pages", str(mmap.PAGESIZE), level=2, briefly=True)
         number = ctypes.c_int64
         self.forget = ctypes.CFUNCTYPE(number, ctypes.c_void_p, number)(self._native.address("forget"))
 
@@ -157,10 +158,9 @@ def _text() -> str:
                         held = build.call(some, [build.load(piece, typ=_RECORDS, align=1 << _WORD_SHIFT)])
                         with build.if_then(build.icmp_unsigned("!=", held, word(0))):
                             build.call(fill, [piece, ir.Constant(byte, 0), word(_PIECE), ir.Constant(bit, 0)])
-                            # Pages of the system's are as large, or larger.
-                            found = build.lshr(begin, word(PAGE_SHIFT))
+                            found = build.lshr(begin, word(mmap.PAGESIZE.bit_length() - 1))
                             with build.if_then(build.icmp_unsigned("!=", found, build.load(last, typ=WORD))):
-                                build.store(build.add(build.load(resident, typ=WORD), word(PAGE)), resident)
+                                build.store(build.add(build.load(resident, typ=WORD), word(mmap.PAGESIZE)), resident)
                                 build.store(found, last)
             columns = build.shl(field(build, row, Row.COLUMNS), word(_WORD_SHIFT))
             steps = at(build, _pointer(build, row, Row.PAGE_STEPS), build.mul(page, columns))
