@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from refmoe.cuda.quantize import quantize_mxfp8
 from refmoe.cuda.routing import route
 from refmoe.errors import RefmoeError
 from refmoe.ptx.engine.code import View
+from refmoe.ptx.engine.machine import Machine
 from refmoe.ptx.engine.races import RaceShadow, shadow_of
 from refmoe.ptx.state.pages import PAGE, Journal, resident_bytes
 
@@ -37,6 +38,9 @@ TARGETS = {"resident_bytes": 2 << 30, "bytes_per_byte_touched": 8.0}
 """At most so many bytes resident with 1 GiB of buffers of which 64 MiB are touched; at most so many bytes of checks for
 each byte that a kernel touches, on average over the kernels."""
 
+# What checks need memory for: records of accesses, the mask of initialised bytes, what pages held before, and what
+# threads know of each other.
+_COSTS = ("records", "initialised", "kept", "clocks")
 _STEPS = View("steps", lambda _: True, False, lambda work: work)
 _BUFFERS, _TOUCHED = 1 << 30, 64 << 20
 # Thread t of block b doubles words t, t + 256, ... of page `spread` * b of `from`, into the same words of `to`.
@@ -81,15 +85,20 @@ def run(*, buffers: int = _BUFFERS, touched: int = _TOUCHED, rows: int = 2048, e
     each. What is held against its target is the most that the process ever had resident.
 
     The kernels: MXFP8 quantization of BF16 [rows, 2880]; the GEMM sm12x_gemm, `experts` of 5760 x 2880, MXFP8 by
-    MXFP4, with 8 tokens an expert, in the tile 128x8x512; routing of float32 logits [rows, 128] to 4 experts each. A
-    kernel touches the distinct bytes that it accesses, in all buffers and in the shared memory of all blocks, each
-    counted once. The checks cost the most that was resident at one time of three things: records of accesses, the mask
-    of initialised bytes, and what pages held before they were written. Blocks that end give theirs back.
+    MXFP4, with 8 tokens an expert, in the tile 128x8x512; routing of float32 logits [rows, 128] to 4 experts each, in
+    two launches. Bytes touched and bytes of checks are of one time and of the same memories. The memories are all
+    buffers of a launch, and the shared and local memory of those of its blocks that are there together when checks hold
+    the most; the time is the end of these. Touched are the distinct bytes that the launch has accessed there. The
+    checks cost what is resident of four things: records of accesses, the mask of initialised bytes, what pages held
+    before they were written, and the clocks of those blocks and of their barriers, which say what comes after what.
+    Pages that blocks before these left resident count, if these blocks use them again.
+    A kernel of several launches touches what each of them touches, and costs what each of them costs.
 
     Returns:
         JSON-able: `buffers`, `touched`, `resident_bytes` of the first launch, in `rows` for each kernel its bytes
-        `touched`, those of the `records`, of the mask (`initialised`) and those `kept`, and `bytes_per_byte_touched`,
-        the average of that, `cores`, `versions`, `targets`, `reached` by target, and `all_reached`.
+        `touched`, those of the `records`, of the mask (`initialised`), those `kept` and those of the `clocks`, the
+        ratio `bytes_per_byte_touched`, and that of the launch in which it is highest, `most_of_a_launch`; the average
+        of the former over the kernels, `cores`, `versions`, `targets`, `reached` by target, and `all_reached`.
 
     Raises:
         RefmoeError: no nvcc, or a system that does not tell what is resident.
@@ -99,10 +108,9 @@ def run(*, buffers: int = _BUFFERS, touched: int = _TOUCHED, rows: int = 2048, e
     resident = _in_child(sparse_launch, buffers, touched)
     measured = []
     for kernel in _kernels(rows, experts):
-        accessed = _in_child(bytes_touched, kernel, rows, experts)
-        cost = _in_child(bytes_of_checks, kernel, rows, experts)
-        ratio = sum(cost.values()) / accessed
-        measured.append({"kernel": kernel, "touched": accessed, **cost, "bytes_per_byte_touched": ratio})
+        buffers_touched = _in_child(bytes_touched, kernel, rows, experts)
+        launches = _in_child(bytes_of_checks, kernel, rows, experts)
+        measured.append({"kernel": kernel, **_together(buffers_touched, launches)})
     average = sum(row["bytes_per_byte_touched"] for row in measured) / len(measured)
     reached = {
         "resident_bytes": resident <= TARGETS["resident_bytes"],
@@ -117,6 +125,15 @@ def run(*, buffers: int = _BUFFERS, touched: int = _TOUCHED, rows: int = 2048, e
         **machine(),
         **verdict(TARGETS, reached),
     }
+
+
+def _together(buffers: Sequence[int], launches: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+    """Of a kernel's launches, what of each of `buffers` was touched and what `bytes_of_checks` says: a row of `run`."""
+    touched = [of_buffers + each["touched"] for of_buffers, each in zip(buffers, launches, strict=True)]
+    sums = {name: sum(each[name] for each in launches) for name in _COSTS}
+    ratios = [sum(each[name] for name in _COSTS) / bytes_ for bytes_, each in zip(touched, launches, strict=True)]
+    ratio = sum(sums.values()) / sum(touched)
+    return {"touched": sum(touched), **sums, "bytes_per_byte_touched": ratio, "most_of_a_launch": max(ratios)}
 
 
 def most_resident() -> int:
@@ -150,7 +167,7 @@ def sparse_launch(buffers: int, touched: int) -> int:
     return most_resident()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Kept:
     """Memory that checks need for a region; it outlives the region.
 
@@ -159,16 +176,35 @@ class Kept:
         shadow: its records of accesses, or None.
         valid: its mask of initialised bytes, or None.
         journal: what its pages held before, or None.
+        machine: the blocks whose memory it is, and whose clocks count with it, or None.
+        at_end: `accessed` and `cost` when its records were given back, or None.
     """
 
     region: Region
     shadow: RaceShadow | None
     valid: Any
     journal: Journal | None
+    machine: Machine | None = None
+    at_end: tuple[int, Any] | None = None
+
+    @classmethod
+    def of(cls, region: Region, machine: Machine | None = None) -> Kept:
+        """That of a region, which says what it has before its records are given back."""
+        shadow = None if region.shadow is None else shadow_of(region)
+        kept = cls(region, shadow, region.valid, region.journal, machine)
+        if shadow is not None:
+            shadow.granules.before_release = kept.end
+        return kept
+
+    def end(self) -> None:
+        """The records are about to be given back."""
+        self.at_end = self.accessed, self.cost
 
     @property
     def accessed(self) -> int:
         """Distinct bytes that somebody accessed."""
+        if self.at_end is not None:
+            return self.at_end[0]
         if self.shadow is not None:
             return self.shadow.granules.accessed
         # Parameters and constants have no checks that cost anything.
@@ -176,16 +212,27 @@ class Kept:
 
     @property
     def cost(self) -> Any:
-        """Resident bytes, int64 [3]: records, mask, pages that were kept."""
+        """Resident bytes, int64 [4], of `_COSTS`."""
+        if self.at_end is not None:
+            return self.at_end[1]
         tables = () if self.shadow is None else self.shadow.tables
         mask = () if self.valid is None else (self.valid,)
         pages = () if self.journal is None else (self.journal.kept, self.journal.before)
-        return np.array([sum(map(resident_bytes, arrays)) for arrays in (tables, mask, pages)])
+        clocks = () if self.machine is None or self.machine.clocks is None else _clocks(self.machine)
+        return np.array([sum(map(resident_bytes, arrays)) for arrays in (tables, mask, pages, clocks)])
+
+
+def _clocks(machine: Machine) -> tuple[Any, ...]:
+    """All that says what the threads of some blocks know of each other, and of the other blocks."""
+    clocks = machine.clocks
+    own = clocks.seen, clocks.foreign, clocks.apart, clocks.last_fence
+    # The rows of all blocks that somebody knows.
+    return *own, clocks.pool.rows, *machine.mbarriers.tables
 
 
 @dataclass
-class Keeper:
-    """An observer of launches that keeps what their checks need.
+class Held:
+    """What the checks of one launch need.
 
     Attributes:
         buffers: device memory.
@@ -193,9 +240,29 @@ class Keeper:
         together: numbers of those of `owned` that were there at one time.
     """
 
-    buffers: list[Kept] = field(default_factory=list)
+    buffers: list[Kept]
     owned: list[Kept] = field(default_factory=list)
     together: list[list[int]] = field(default_factory=list)
+
+    @property
+    def most(self) -> dict[str, int]:
+        """`_COSTS` when they are most, and the bytes `touched` of those blocks that are there then."""
+        costs = [kept.cost for kept in self.owned]
+        numbers = max(self.together, key=lambda each: int(sum(costs[number].sum() for number in each)), default=[])
+        total = sum(costs[number] for number in numbers) + sum(kept.cost for kept in self.buffers)
+        touched = sum(self.owned[number].accessed for number in numbers)
+        return {"touched": touched, **dict(zip(_COSTS, total.tolist(), strict=True))}
+
+
+@dataclass
+class Keeper:
+    """An observer of launches that keeps what their checks need.
+
+    Attributes:
+        launches: in order.
+    """
+
+    launches: list[Held] = field(default_factory=list)
     _known: set[int] = field(default_factory=set)
 
     @property
@@ -205,24 +272,20 @@ class Keeper:
 
     def attach(self, launch: Launch) -> None:
         """A launch begins."""
-        self.buffers += map(_kept, launch.arena.regions)
+        self.launches.append(Held([Kept.of(region) for region in launch.arena.regions]))
 
     def step(self, place: int, frame: Frame) -> None:
         """Blocks run."""
-        machine = frame.machine
+        machine, held = frame.machine, self.launches[-1]
+        assert isinstance(machine, Machine)
         if id(machine.shared) not in self._known:
             # These objects stay, so that their numbers stay theirs.
             self._known.add(id(machine.shared))
-            self.owned += _kept(machine.shared), _kept(machine.local)
-            self.together.append([number for number, kept in enumerate(self.owned) if kept.region.data.size])
+            held.owned += Kept.of(machine.shared, machine), Kept.of(machine.local)
+            held.together.append([number for number, kept in enumerate(held.owned) if kept.region.data.size])
 
     def at(self, frame: Frame, instruction: Instruction) -> None:
         """Not called: the view does not ask for it."""
-
-
-def _kept(region: Region) -> Kept:
-    shadow = None if region.shadow is None else shadow_of(region)
-    return Kept(region, shadow, region.valid, region.journal)
 
 
 class _AllWatched(PtxDevice):
@@ -233,23 +296,20 @@ class _AllWatched(PtxDevice):
         return ptx.Buffer(array.view(np.uint8).copy(), name=name, initialised=True, writable=True)
 
 
-def bytes_touched(kernel: str, rows: int, experts: int) -> int:
-    """Distinct bytes that a kernel accesses."""
+def bytes_touched(kernel: str, rows: int, experts: int) -> list[int]:
+    """Distinct bytes of its buffers that each launch of a kernel accesses."""
     keeper, device = Keeper(), executors()["all checks"]
     watched = _AllWatched(device.arch, device.multiprocessors, observer=keeper)
     _kernels(rows, experts)[kernel](watched)
-    return sum(kept.accessed for kept in (*keeper.buffers, *keeper.owned))
+    return [sum(kept.accessed for kept in held.buffers) for held in keeper.launches]
 
 
-def bytes_of_checks(kernel: str, rows: int, experts: int) -> dict[str, int]:
-    """Most bytes resident at one time for the checks of a kernel: `records`, `initialised` and `kept`, see `run`."""
+def bytes_of_checks(kernel: str, rows: int, experts: int) -> list[dict[str, int]]:
+    """What each launch of a kernel needs for its checks when that is most, see `Held.most`."""
     keeper, device = Keeper(), executors()["all checks"]
     device.observer = keeper
     _kernels(rows, experts)[kernel](device)
-    costs = [kept.cost for kept in keeper.owned]
-    blocks = max((sum(costs[number] for number in numbers) for numbers in keeper.together), key=sum)
-    total = blocks + sum(kept.cost for kept in keeper.buffers)
-    return dict(zip(("records", "initialised", "kept"), total.tolist(), strict=True))
+    return [held.most for held in keeper.launches]
 
 
 def _kernels(rows: int, experts: int) -> dict[str, Callable[[PtxDevice], Any]]:

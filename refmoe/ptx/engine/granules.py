@@ -14,7 +14,7 @@ gets the records of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,7 @@ class Granules:
         others: all but the first, what a write has to come after besides the last one.
         reads: the columns between the first and the last.
         weaker: the last column, of the last write that a stronger write displaced.
+        before_release: what is called before all of this is given back, or None.
     """
 
     def __init__(self, size: int, columns: int) -> None:
@@ -62,9 +63,12 @@ class Granules:
         self.records = untouched((columns + 2, size), np.int64)
         self.writes, self.others = self.records[0], self.records[1:]
         self.reads, self.weaker = self.others[:-1], self.others[-1]
+        self.before_release: Callable[[], None] | None = None
 
     def release(self) -> None:
         """Give memory back: nobody asks any more who accessed what."""
+        if self.before_release is not None:
+            self.before_release()
         row = np.zeros(len(Row), np.int64)
         self.enter(row)
         resident = native.functions().forget(row.ctypes.data, len(self.states))
@@ -123,9 +127,11 @@ class Granules:
         room = min(PAGE, self.size - begin)
         for column in self.records:
             coarse = column[begin : begin + (room >> old - 1)]
-            # Writing zeros would make pages resident that hold no record.
             if coarse.any():
-                column[begin : begin + (room >> own - 1)] = np.repeat(coarse, 1 << old - own)
+                held, fine = column[begin : begin + (room >> own - 1)], np.repeat(coarse, 1 << old - own)
+                # Writing what is there would make pages resident that hold no record.
+                changed = np.flatnonzero(fine != held)
+                held[changed] = fine[changed]
         self.states[page] = own
 
     def prepare(self, first: Array, span: int, width: int, reads: int | None = None) -> None:

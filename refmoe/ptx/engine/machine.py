@@ -234,10 +234,10 @@ class Machine(Runner):
     def release(self) -> None:
         """Give memory back: all CTAs have exited, and others do not take their place."""
         self.native.release()
-        self.mbarriers.release()
         for region in (self.shared, self.local):
             self._forget_accesses(region)
             region.release()
+        self.mbarriers.release()
         if self.clocks is not None:
             self.clocks.release()
 

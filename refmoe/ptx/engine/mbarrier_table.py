@@ -13,7 +13,7 @@ from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.native.clocks import clear_rows
-from refmoe.ptx.state.pages import cleared, untouched
+from refmoe.ptx.state.pages import PAGE, cleared, untouched
 from refmoe.ptx.state.records import THREAD
 from refmoe.ptx.state.spaces import OWN_BASE
 from refmoe.ptx.text.syntax import Instruction
@@ -107,8 +107,18 @@ class MbarrierTable:
             new[: self.count] = old[: self.count]
             setattr(self, name, new)
 
+    @property
+    def tables(self) -> tuple[Array, ...]:
+        """What arrivals released, and waits learn."""
+        return self._coming, self._known
+
     def release(self) -> None:
-        """Give memory back: nobody asks any more what arrivals released."""
+        """Give memory back: nobody asks any more what arrivals released, or where objects are."""
+        if self._numbers is not None:
+            self._numbers[self._live] = 0
+            # Where an object was is zero already, and resident.
+            cleared(self._numbers, self.count * PAGE)
+            self._numbers = None
         rows = np.arange(self.count)
         for name in ("_coming", "_known"):
             table = getattr(self, name)
@@ -127,7 +137,8 @@ class MbarrierTable:
                 access.instruction, lanes[0], "a barrier in shared memory, which the block has not"
             )
         if self._numbers is None:
-            self._numbers = np.zeros(shared.data.size // OBJECT_BYTES, np.int64)
+            # Few slots have an object.
+            self._numbers = untouched((shared.data.size // OBJECT_BYTES,), np.int64)
             if shared.shadow is not None:
                 shadow_of(shared).guard = self
         found = np.zeros(len(lanes), np.int64)

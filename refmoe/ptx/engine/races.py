@@ -161,7 +161,8 @@ class RaceShadow:
     @property
     def tables(self) -> tuple[Array, ...]:
         """All memory of this."""
-        return self.granules.states, self.granules.used, self.granules.steps, self.granules.records
+        widths = () if self._widths is None else (self._widths,)
+        return self.granules.states, self.granules.used, self.granules.steps, self.granules.records, *widths
 
     @property
     def told(self) -> bool:

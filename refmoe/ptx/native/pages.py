@@ -6,6 +6,7 @@ These are the native forms of `Granules.refine` and `Journal.keep`, for one page
 from __future__ import annotations
 
 import ctypes
+import mmap
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,11 @@ from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT
 Value = Any
 _SIGNATURE = ir.FunctionType(ir.VoidType(), [POINTER, WORD])
 _WORD_SHIFT = 3
+# What is looked at before it is cleared. A column has whole pieces, since a region has whole words of 32 bytes, and no
+# piece lies in two of the system's pages.
+_PIECE_SHIFT = 8
+_PIECE = 1 << _PIECE_SHIFT
+_RECORDS = ir.VectorType(WORD, _PIECE >> _WORD_SHIFT)
 
 
 def _function(module: Any, name: str) -> tuple[Any, Any, Value, Value]:
@@ -99,12 +105,13 @@ def keep(module: Any) -> Any:
 class PageFunctions:
     """What Python calls, with addresses: `forget(row, pages) -> bytes` clears all that is known of a region's pages.
 
-    Of a page that nobody accessed nothing is written: of a region of gigabytes it would become resident. The result is
-    how much of the records is resident.
+    Nothing is written where nothing is known: it would become resident. Of a region of gigabytes that is most of it,
+    and of a column in use it is what lies beyond the records of its warp. The result is how much of the records is
+    resident: pages of the system's that hold one.
     """
 
     def __init__(self) -> None:
-        self._native = Native.of(_text, "pages", level=2, briefly=True)
+        self._native = Native.of(_text, "pages", str(mmap.PAGESIZE), level=2, briefly=True)
         number = ctypes.c_int64
         self.forget = ctypes.CFUNCTYPE(number, ctypes.c_void_p, number)(self._native.address("forget"))
 
@@ -115,6 +122,11 @@ def functions() -> PageFunctions:
     return PageFunctions()
 
 
+def _looked_for(module: Any) -> Any:
+    """An intrinsic that is not zero where one of a piece's records is not."""
+    return ir.Function(module, ir.FunctionType(WORD, [_RECORDS]), f"llvm.vector.reduce.or.v{_RECORDS.count}i64")
+
+
 def _text() -> str:
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(WORD, [POINTER, WORD]), "forget")
@@ -123,8 +135,10 @@ def _text() -> str:
     byte, bit = ir.IntType(8), ir.IntType(1)
     signature = ir.FunctionType(ir.VoidType(), [POINTER, byte, WORD, bit])
     fill = ir.Function(module, signature, "llvm.memset.p0.i64")
-    resident = build.alloca(WORD)
-    build.store(word(0), resident)
+    resident, last = build.alloca(WORD), build.alloca(WORD)
+    for place in (resident, last):
+        build.store(word(0), place)
+    some = _looked_for(module)
     stride = field(build, row, Row.COLUMN_BYTES)
     with counted(build, pages) as page:
         state = build.load(_word(build, _pointer(build, row, Row.PAGE_STATES), page), typ=WORD)
@@ -133,14 +147,21 @@ def _text() -> str:
             room = _room(build, build.lshr(stride, word(_WORD_SHIFT)), page)
             size = build.shl(build.lshr(room, build.sub(state, word(1))), word(_WORD_SHIFT))
             first = build.add(field(build, row, Row.WRITES), build.shl(page, word(PAGE_SHIFT + _WORD_SHIFT)))
+            pieces = build.lshr(build.add(size, word(_PIECE - 1)), word(_PIECE_SHIFT))
             with counted(build, build.add(field(build, row, Row.COLUMNS), word(1))) as column:
                 in_use = build.icmp_unsigned("!=", build.and_(used, column_bit(build, column)), word(0))
                 with build.if_then(in_use):
-                    records = build.inttoptr(build.add(first, build.mul(column, stride)), POINTER)
-                    build.call(fill, [records, ir.Constant(byte, 0), size, ir.Constant(bit, 0)])
-                    # Pages of the system's are as large, or larger.
-                    whole = build.and_(build.add(size, word(PAGE - 1)), word(-PAGE))
-                    build.store(build.add(build.load(resident, typ=WORD), whole), resident)
+                    records = build.add(first, build.mul(column, stride))
+                    with counted(build, pieces) as number:
+                        begin = build.add(records, build.shl(number, word(_PIECE_SHIFT)))
+                        piece = build.inttoptr(begin, POINTER)
+                        held = build.call(some, [build.load(piece, typ=_RECORDS, align=1 << _WORD_SHIFT)])
+                        with build.if_then(build.icmp_unsigned("!=", held, word(0))):
+                            build.call(fill, [piece, ir.Constant(byte, 0), word(_PIECE), ir.Constant(bit, 0)])
+                            found = build.lshr(begin, word(mmap.PAGESIZE.bit_length() - 1))
+                            with build.if_then(build.icmp_unsigned("!=", found, build.load(last, typ=WORD))):
+                                build.store(build.add(build.load(resident, typ=WORD), word(mmap.PAGESIZE)), resident)
+                                build.store(found, last)
             columns = build.shl(field(build, row, Row.COLUMNS), word(_WORD_SHIFT))
             steps = at(build, _pointer(build, row, Row.PAGE_STEPS), build.mul(page, columns))
             build.call(fill, [steps, ir.Constant(byte, 0), columns, ir.Constant(bit, 0)])

@@ -28,19 +28,24 @@ _SMALL = 64 << 10
 _LINUX = sys.platform == "linux"
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _LINUX else 0)
 _NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
-# Most bytes that are kept for later, of each kind.
+# So many resident bytes are kept for later, of each kind, and at most a quarter more.
 _MOST_SPARE = 192 << 20
 
 
 class Spare:
     """Memory of launches that have ended, for whoever asks for as much: its pages are resident already.
 
+    Of an array as much may be resident as all that had it have made so together. They may have meant the same pages:
+    when the sum is beyond the limit the system is asked, but not again before a quarter of the limit was given back.
     Several threads may launch at a time.
     """
 
     def __init__(self) -> None:
         self._held: dict[int, list[tuple[Array, int]]] = {}
         self._resident = 0
+        # What was resident of arrays when they were taken, by address.
+        self._lent: dict[int, int] = {}
+        self._since = 0
         self._lock = threading.Lock()
 
     def take(self, size: int) -> Array | None:
@@ -50,18 +55,42 @@ class Spare:
                 return None
             array, resident = held.pop()
             self._resident -= resident
+            self._lent[array.ctypes.data] = resident
             return array
 
     def give(self, array: Array, resident: int) -> None:
-        """Keep an array that nobody else uses any more, of which at most `resident` bytes are resident."""
-        if array.nbytes <= _SMALL or resident > _MOST_SPARE:
+        """Keep an array that nobody else uses any more; whoever had it made at most `resident` bytes resident."""
+        if array.nbytes <= _SMALL:
             return
+        array = array.reshape(-1).view(np.uint8)
         with self._lock:
-            if self._resident + resident > _MOST_SPARE:
-                self._held.clear()
-                self._resident = 0
+            self._since += resident
+            resident = min(resident + self._lent.pop(array.ctypes.data, 0), array.nbytes)
+            if self._resident + resident > _MOST_SPARE and self._since >= _MOST_SPARE // 4:
+                resident = _counted(array, resident)
+                if resident > _MOST_SPARE:
+                    return
+                self._count()
+                if self._resident + resident > _MOST_SPARE:
+                    self._held.clear()
+                    self._resident = 0
             self._resident += resident
-            self._held.setdefault(array.nbytes, []).append((array.reshape(-1).view(np.uint8), resident))
+            self._held.setdefault(array.nbytes, []).append((array, resident))
+
+    def _count(self) -> None:
+        """Ask the system how much is resident."""
+        self._since = 0
+        for held in self._held.values():
+            held[:] = [(array, _counted(array, resident)) for array, resident in held]
+        self._resident = sum(resident for held in self._held.values() for _, resident in held)
+
+
+def _counted(array: Array, most: int) -> int:
+    """How many bytes of an array are resident, or `most` where the system does not say."""
+    try:
+        return min(resident_bytes(array), most)
+    except OSError:
+        return most
 
 
 # All zeros; and whatever was there before.
@@ -94,7 +123,7 @@ def untouched(shape: tuple[int, ...], kind: Any = np.uint8) -> Array:
 
 
 def cleared(array: Array, resident: int) -> None:
-    """Give memory back that came from `untouched`, is all zeros again, and of which `resident` bytes are resident."""
+    """Give memory back that came from `untouched` and is all zeros again: at most `resident` bytes became resident."""
     _ZEROS.give(array, min(resident, array.nbytes))
 
 

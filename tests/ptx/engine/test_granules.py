@@ -94,6 +94,17 @@ def test_a_byte_makes_only_its_own_page_fine() -> None:
     assert [granules.states[page] for page in (2, 3, 4)] == [3, 1, 3]
 
 
+def test_a_page_that_splits_makes_nothing_resident_beside_its_records() -> None:
+    granules = Granules(1 << 20, 2)
+    at, _ = granules.cover(np.array([PAGE + 16, PAGE + 3072]), 16)
+    granules.writes[at] = 1, 2
+    assert resident_bytes(granules.records) == PAGE
+    granules.cover(np.array([PAGE]), 1)
+    # Sixteen records of each now: the first in the first page of the system's, the second in the seventh of eight.
+    assert np.flatnonzero(granules.writes).tolist() == [PAGE + k for k in (*range(16, 32), *range(3072, 3088))]
+    assert resident_bytes(granules.records) == 2 * PAGE
+
+
 def test_nothing_is_resident_before_the_first_access() -> None:
     granules = Granules(1 << 30, 2)
     assert resident_bytes(granules.records) == resident_bytes(granules.states) == 0

@@ -15,7 +15,7 @@ from refmoe.ptx.engine.granules import Granules
 from refmoe.ptx.engine.order.clocks import Clocks
 from refmoe.ptx.engine.order.knowledge import Pool
 from refmoe.ptx.state import pages
-from refmoe.ptx.state.pages import PAGE, Spare, untouched
+from refmoe.ptx.state.pages import PAGE, Spare, resident_bytes, untouched
 
 LAX = ptx.Checks(uninitialised=False)
 STRICT = ptx.Checks(strict=True)
@@ -191,21 +191,72 @@ def test_spare_memory_is_of_the_size_that_is_wanted() -> None:
     assert spare.take(1 << 16) is None
 
 
+def resident(size: int, most: int | None = None) -> np.ndarray:
+    """uint8 [size] of which the first bytes, by default all, are resident."""
+    array = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+    array[: size if most is None else most] = 1
+    return array
+
+
 def test_spare_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "_MOST_SPARE", 1 << 20)
     spare, size = Spare(), 1 << 18
     # What is taken counts no more, so that the limit is never reached.
     for _ in range(9):
-        spare.give(np.zeros(size, np.uint8), size)
+        spare.give(resident(size), size)
         assert spare.take(size) is not None
     for _ in range(4):
-        spare.give(np.zeros(size, np.uint8), size)
+        spare.give(resident(size), size)
     # The fifth is one too many: those before it go.
-    spare.give(np.zeros(size, np.uint8), size)
+    spare.give(resident(size), size)
     assert spare.take(size) is not None
     assert spare.take(size) is None
-    spare.give(np.zeros(2 << 20, np.uint8), 2 << 20)
+    spare.give(resident(2 << 20), 2 << 20)
     assert spare.take(2 << 20) is None
+
+
+def test_spare_memory_counts_what_everybody_made_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_MOST_SPARE", 1 << 20)
+    spare, size, part = Spare(), 8 << 20, 1 << 18
+    array, times = resident(size, 0), 0
+    # Each user touches another part.
+    for begin in range(0, size, part):
+        array[begin : begin + part] = 1
+        spare.give(array, part)
+        assert sum(resident_bytes(each) for each, _ in spare._held.get(size, ())) <= (1 << 20) + part
+        again = spare.take(size)
+        if again is None:
+            array, times = resident(size, 0), times + 1
+    assert times == 6
+
+
+def test_spare_memory_that_is_used_in_one_place_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_MOST_SPARE", 1 << 20)
+    asked = []
+    monkeypatch.setattr(pages, "resident_bytes", lambda array: asked.append(array) or resident_bytes(array))
+    spare, size, part = Spare(), 8 << 20, 1 << 17
+    array = resident(size, part)
+    for _ in range(64):
+        array[:part] = 1
+        spare.give(array, part)
+        assert spare.take(size) is not None
+    # All together would be eight times the limit. The system was asked when there seemed to be more than the limit.
+    assert 0 < len(asked) <= 8
+
+
+@pytest.mark.parametrize("users", [4, 5])
+def test_without_an_answer_all_that_was_said_is_resident(users: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(array: Any) -> int:
+        raise OSError
+
+    monkeypatch.setattr(pages, "_MOST_SPARE", 1 << 20)
+    monkeypatch.setattr(pages, "resident_bytes", unknown)
+    spare, size, part = Spare(), 8 << 20, 1 << 18
+    array = resident(size, part)
+    for _ in range(users):
+        spare.give(array, part)
+        kept = spare.take(size)
+    assert (kept is None) == (users > 4)
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 32])
@@ -225,12 +276,34 @@ def test_records_that_are_given_back_are_zeros(width: int, columns: int) -> None
     assert not found.any()
 
 
+def test_giving_records_back_makes_nothing_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_ZEROS", Spare())
+    # Each of 32 warps reads a byte of every 32nd line of its own, so that half of each column's pages hold no record.
+    size, warps, line = 32 * PAGE + 480, 32, 32
+    granules = Granules(size, warps)
+    slots, _ = granules.cover(np.arange(size), 1)
+    for warp in range(warps):
+        granules.reads[warp, slots.reshape(-1, line)[warp::warps, warp]] = 1 + warp
+    records = granules.records
+    before = resident_bytes(records)
+    assert before < 0.6 * warps * size * 8
+    granules.release()
+    assert not records.any()
+    assert resident_bytes(records) == before
+    # A page of the system's may hold the records of two pages.
+    [(_, said)] = pages._ZEROS._held[records.nbytes]
+    assert before <= said < 1.2 * before
+
+
 def test_what_is_known_of_pages_is_given_back_as_zeros() -> None:
     # Words of so many pages are more than a heap gives.
     granules = Granules(PAGE << 14, 1)
     granules.cover(np.array([5 * PAGE, 9 * PAGE]), 4)
     assert np.flatnonzero(granules.states).tolist() == [5, 9]
+    held = granules.states, granules.used, granules.steps
+    assert [each.any() for each in held] == [True] * 3
     granules.release()
+    assert not any(each.any() for each in held)
     for _ in range(3):
         assert not untouched((1 << 14,), np.int64).any()
 
@@ -313,6 +386,24 @@ def test_machines_take_the_memory_of_those_before(more: str, monkeypatch: pytest
     run(body, out, grid=(40, 1, 1), block=(512, 1, 1), declarations=words)
     assert made == []
     np.testing.assert_array_equal(out.reshape(40, 512), np.tile(np.arange(512) ^ 32, (40, 1)))
+
+
+def test_barriers_of_an_earlier_launch_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_ZEROS", Spare())
+    words = ".shared .align 128 .b8 words[16384];"
+    out, blocks = np.zeros(32, np.uint32), 64
+
+    def launch(then: str) -> None:
+        body = f"mov.u32 %r9, words; setp.ne.u32 %p1, %r1, 0; @%p1 bra END; {then} END: ret;"
+        run(body, out, grid=(blocks, 1, 1), declarations=words)
+
+    launch("mbarrier.init.shared.b64 [%r9 + 512], 1;")
+    # A number for each place of an object; those of the bytes are as many.
+    kept = [array for array, _ in pages._ZEROS._held[blocks << 14]]
+    assert [array.any() for array in kept] == [False] * len(kept)
+    assert min(map(resident_bytes, kept)) <= blocks * PAGE
+    with pytest.raises(ptx.MisuseError, match="is not initialised"):
+        launch("mbarrier.arrive.shared.b64 %d5, [%r9 + 512];")
 
 
 STORE = "mul.wide.u32 %d3, %r1, 512; add.s64 %d3, %d3, %d0; st.global.u32 [%d3 + 8192], 7; {then} ret;"

@@ -371,6 +371,7 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
         differing={"gpt-oss-120b, route": [7, 6]})),
     ("bench.figures", "a faster product", report_of("models"), at("rows", 0, gflops=400.0)),
     ("bench.figures", "fewer bytes kept", report_of("memory"), at("rows", 0, kept=1)),
+    ("bench.figures", "no launch as bad as all", report_of("memory"), at("rows", 2, most_of_a_launch=0.5)),
     ("bench.figures", "another average", report_of("memory"), top_key(bytes_per_byte_touched=1.0)),
     ("bench.figures", "less resident than touched", report_of("memory"), top_key(resident_bytes=1)),
     ("bench.figures", "another share", report_of("exponential"), top_key(share_not_correctly_rounded=0.0)),
