@@ -66,7 +66,7 @@ def _modules(name: str) -> Iterator[Path]:
 
 
 def _row_name(row: Mapping[str, Any]) -> str:
-    return str(next(iter(row.values()), "a row"))
+    return str(row.get("name", next(iter(row.values()), "a row")))
 
 
 def _times(value: Any, where: str) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,32 @@ _SHARE = 6e-5
 _CACHED = 1.25
 #: Of the shares of a whole, in percent, with what was rounded.
 _PEAK = 101.0
+_SHARES = ("memory", "l2", "l1", "issue", "alu", "fma", "xu", "lsu", "warps")
+#: The least and the most that a counter of a launch may say.
+_COUNTED: Mapping[str, tuple[float, float]] = {
+    "microseconds": (0.1, 1e6),
+    "instructions": (1, 1e12),
+    "memory_bytes_read": (0, 1e12),
+    "memory_bytes_written": (0, 1e12),
+    "waves": (0, 1e6),
+    "registers": (1, 255),
+    **{f"{name}_share": (0, _PEAK) for name in _SHARES},
+}
+_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 4096)
+#: What a sweep is over: numbers of tokens of each operation.
+_SWEPT: Mapping[str, Sequence[int]] = {
+    "route of gpt-oss-120b": _TOKENS,
+    **{
+        f"{operation} of {model}": _TOKENS
+        for operation in ("quantize", "expand", "activation", "finalize")
+        for model in ("gpt-oss-120b", "DeepSeek-V3")
+    },
+    "layer, DP4A of gpt-oss-120b": _TOKENS[:4],
+    "layer, block FP8 of DeepSeek-V3": _TOKENS,
+}
+#: The fewest bytes of a result that torch's is compared with at the most tokens, and how many results there are.
+_COMPARED = 1000
+_COMPARED_RESULTS = 14
 #: How the rows are called that a group of contenders begins with.
 _FLOORS = re.compile(r"(copy|gather|read|sum of floors)\b.*|an empty kernel")
 
@@ -244,37 +270,70 @@ def _tiles(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _counters(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Counters that no launch has: shares past the peak, and waiting of more than all warps."""
+    """Counters that no launch has, and launches of no group."""
+    floor, group = None, set[tuple[str, str]]()
     for row in document["rows"]:
-        for key in (key for key in row if key.endswith("_share")):
-            if not is_number(row[key]) or not 0 <= row[key] <= _PEAK:
-                yield _called(row), f"{key} is {row[key]} percent"
-        waits = row["waits"]
-        if not isinstance(waits, Mapping) or not all(map(is_number, waits.values())) or sum(waits.values()) > _PEAK:
-            yield _called(row), "its warps wait for more than all of their time"
-        for key in ("instructions", "registers", "memory_bytes_read", "memory_bytes_written"):
-            if not is_number(row[key]) or row[key] < 0:
-                yield _called(row), f"{key} is {row[key]!r}"
+        name = _called(row)
+        if row.get("name") == row.get("floor"):
+            floor, group = name, set()
+        if row.get("floor") != floor or (name, row.get("entry")) in group:
+            yield name, "is of no group, or there twice"
+        group.add((name, str(row.get("entry"))))
+        for key, (least, most) in _COUNTED.items():
+            if not is_number(row.get(key)) or not least <= row[key] <= most:
+                yield name, f"{key} is {row.get(key)!r}"
+        waits = row.get("waits")
+        shares = list(waits.values()) if isinstance(waits, Mapping) else [math.inf]
+        if not all(map(is_number, shares)) or any(share < 5 for share in shares) or sum(shares) > _PEAK:
+            yield name, "its warps wait for more than all of their time"
+        elif shares != sorted(shares, reverse=True):
+            yield name, "the causes of its waiting are in no order"
 
 
 def _sweep(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Rows that are there twice, operations without a floor, and results that differ in more bytes than they have."""
-    held = Counter((row["model"], row["operation"], row["tokens"], row["of"], row["name"]) for row in document["rows"])
-    yield from (
-        (name, f"is there {times} times for {operation} of {model}, M = {tokens}")
-        for (model, operation, tokens, _, name), times in held.items()
-        if times > 1
-    )
-    groups: dict[tuple[str, str, int], set[str]] = {}
-    for row in document["rows"]:
-        groups.setdefault((row["model"], row["operation"].partition(": ")[0], row["tokens"]), set()).add(row["of"])
-    for (model, operation, tokens), of in groups.items():
-        lacking = {"floor", "refmoe"} - of
-        if lacking:
-            yield f"{operation} of {model}, M = {tokens}", f"has no row of {' and '.join(sorted(lacking))}"
+    """Rows that are missing, there twice or of another label; layers below their floors; results of other sizes."""
+    rows = document["rows"]
+    held = Counter((row["model"], row["operation"], row["tokens"], row["of"], row["name"]) for row in rows)
+    yield from ((key[4], f"is there {times} times") for key, times in held.items() if times > 1)
+    found: dict[str, dict[str, set[int]]] = {}
+    for row in rows:
+        found.setdefault(f"{row['operation']} of {row['model']}", {}).setdefault(row["of"], set()).add(row["tokens"])
+        said = re.search(r"M = (\d+)", row["name"])
+        if said and int(said[1]) != row["tokens"]:
+            yield row["name"], f"is said to be of {row['tokens']} tokens"
+        theirs = next((who for who in ("torch.compile", "DeepGEMM") if row["name"].startswith(who)), None)
+        if row["of"] not in ({theirs} if theirs else {"refmoe", "floor"}):
+            yield row["name"], f"is said to be of {row['of']}"
+        if row["of"] == "floor" and not _FLOORS.fullmatch(row["name"]):
+            yield row["name"], "is no floor"
+        if row["of"] == "refmoe" and _FLOORS.fullmatch(row["name"]):
+            yield row["name"], "is a floor"
+        if row["operation"].startswith("layer") and ": " not in row["operation"] and row["ratio_to_floor"] < 1:
+            yield row["name"], "is faster than the sum of its floors"
+    for operation, needed in _SWEPT.items():
+        for of in ("floor", "refmoe", "torch.compile") if not operation.startswith("layer") else ("floor", "refmoe"):
+            lacking = set(needed) - found.get(operation, {}).get(of, set())
+            if lacking:
+                yield operation, f"has no row of {of} at {', '.join(map(str, sorted(lacking)))} tokens"
+    products = [row for row in rows if row["operation"].startswith("GEMM")]
+    fastest = min((row["microseconds"] for row in products if row["of"] == "DeepGEMM"), default=None)
+    if (fastest is None) != ("DeepGEMM" in document["absent"]):
+        yield "absent", f"says {document['absent']}, and its rows say otherwise"
+    for row in products:
+        over = row.get("deepgemm_over_this")
+        if fastest is not None and is_number(over) and abs(over - fastest / row["microseconds"]) > 2 * _RATIO:
+            yield (
+                row["name"],
+                f"DeepGEMM over it is said to be {over}; the times have {fastest / row['microseconds']:.3f}",
+            )
+    flops = {row["teraflops"] * row["microseconds"] for row in products if is_number(row.get("teraflops"))}
+    if flops and max(flops) > min(flops) * 1.02:
+        yield "GEMM", "its TFLOP/s by its microseconds are of unlike problems"
     for name, (differing, whole) in document["differing"].items():
-        if not 0 <= differing <= whole:
+        if not 0 <= differing <= whole or whole < _COMPARED:
             yield name, f"{differing:,} of {whole:,} bytes differ"
+    if len(document["differing"]) < _COMPARED_RESULTS:
+        yield "differing", f"has {len(document['differing'])} results; needed {_COMPARED_RESULTS}"
 
 
 _BY_NAME = {

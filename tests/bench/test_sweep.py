@@ -16,7 +16,7 @@ from refmoe.reference import build_permutation, finalize, quantize_mxfp8, route_
 
 torch = pytest.importorskip("torch")
 BF16 = ml_dtypes.bfloat16
-SMALL = MoeSizes("small", 256, 128, 8, 2, "gpt_oss")
+SMALL = MoeSizes("small", 256, 128, 8, 2, "gpt_oss", biased=True)
 M = 37
 
 

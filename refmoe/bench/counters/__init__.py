@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from refmoe.bench.counters.ncu import METRICS, STALLS, parse
+from refmoe.bench.gpu.timing import clocks, floor_device
 from refmoe.cuda.device import CudaDevice, DeviceUnavailable
 from refmoe.errors import RefmoeError
 from refmoe.reports.environment import current_environment
@@ -36,7 +37,7 @@ def run() -> dict[str, Any]:
 
     Raises:
         DeviceUnavailable: no GPU that the kernels are built for, or no `ncu` on PATH.
-        RefmoeError: `ncu` may not read the counters, or its answer is not one row for each launch.
+        RefmoeError: `ncu` takes too long or may not read the counters, or its answer is not one row for each launch.
     """
     device = CudaDevice()
     ncu = shutil.which("ncu")
@@ -50,7 +51,10 @@ def run() -> dict[str, Any]:
             *("--metrics", ",".join((*METRICS.values(), *STALLS.values()))),
             *(sys.executable, "-m", "refmoe.bench.counters.launches", str(launched)),
         ]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise RefmoeError(f"ncu took more than {_SECONDS} seconds") from error
         text = counted.read_text() if counted.is_file() else ""
         if ended.returncode or not launched.is_file():
             said = (ended.stderr.strip() or text.strip() or ended.stdout.strip()).splitlines()
@@ -60,7 +64,7 @@ def run() -> dict[str, Any]:
         rows = join(json.loads(launched.read_text()), parse(text))
     return {
         **{"gpu": device.gpu_name, "arch": device.arch, "environment": current_environment(gpu=True).model_dump()},
-        "rows": rows,
+        **{"clocks": clocks(floor_device()), "rows": rows},
     }
 
 

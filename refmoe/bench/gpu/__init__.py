@@ -6,8 +6,6 @@ After them come the products by DP4A, and whole layers of these.
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from refmoe.bench.gpu.kernels import (
     route,
     sort,
 )
-from refmoe.bench.gpu.timing import ROTATING_BYTES, Contender, copy, empty, floor_device, gather, time_groups
+from refmoe.bench.gpu.timing import Contender, clocks, copy, empty, floor_device, gather, time_groups
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.launch import LaunchPlan
 from refmoe.cuda.routing import SORT_KERNEL, SORT_THREADS
@@ -34,7 +32,6 @@ from refmoe.reports.environment import current_environment
 SIZES = GPT_OSS_120B
 PREFILL_TOKENS, DECODE_TOKENS = 8192, (1, 8)
 _CSRC = Path("refmoe", "cuda", "csrc")
-_BUSY_LAUNCHES = 4000  # of 256 MB each: half a second
 
 
 def run(against: Path | None = None) -> dict[str, Any]:
@@ -62,23 +59,9 @@ def run(against: Path | None = None) -> dict[str, Any]:
     return {
         **{"kind": "bench", "name": "gpu", "gpu": device.gpu_name, "arch": device.arch},
         "environment": current_environment(gpu=True).model_dump(),
-        "clocks": _clocks(floors),
+        "clocks": clocks(floors),
         "rows": rows,
     }
-
-
-def _clocks(floors: CudaDevice) -> str:
-    """The GPU's clocks while it copies, or an empty text without nvidia-smi."""
-    if shutil.which("nvidia-smi") is None:
-        return ""
-    busy = copy(floors, ROTATING_BYTES, writes=1)
-    for turn in range(_BUSY_LAUNCHES):
-        busy.enqueue(turn)
-    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader", "--id=0"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
-    floors.torch.cuda.synchronize()
-    found = [part.strip() for part in answer.stdout.strip().split(",")]
-    return f"SM {found[0]}, memory {found[1]}, under load" if answer.returncode == 0 and len(found) == 2 else ""
 
 
 def groups(device: CudaDevice, floors: CudaDevice, against: Path | None) -> list[list[Contender]]:

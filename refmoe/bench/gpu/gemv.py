@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+from refmoe.bench.gpu.kernels import BF16_BYTES, GPT_OSS_120B
 from refmoe.bench.gpu.timing import Calls, Contender, contender, drawn_bytes, empty, read
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.dp4a import GemvSize, dp4a_gemv_plan
@@ -12,10 +13,9 @@ from refmoe.cuda.launch import LaunchPlan
 from refmoe.cuda.q8_1 import q8_1_quantize_kernel, q8_1_quantize_plan
 from refmoe.formats import Q8_1
 
-HIDDEN, TOP_K = 2880, 4
+HIDDEN, TOP_K = GPT_OSS_120B.hidden, GPT_OSS_120B.top_k
 WEIGHT_ROWS = (5760, 2880)  # of gpt-oss's two GEMMs
 TOKENS = (1, 4, 8)
-BF16_BYTES = 2
 VARIANT = "llama_cpp_mmvq"
 
 

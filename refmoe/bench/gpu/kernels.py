@@ -28,11 +28,12 @@ class MoeSizes:
 
     Attributes:
         model: for people.
-        hidden: of a token.
-        intermediate: of an expert.
+        hidden: elements of a token.
+        intermediate: elements between the two GEMMs of an expert.
         experts: routed ones.
         top_k: experts of a token.
         activation: between the GEMMs, "gpt_oss" or "silu".
+        biased: whether the GEMMs have a bias for each expert.
     """
 
     model: str
@@ -41,6 +42,7 @@ class MoeSizes:
     experts: int
     top_k: int
     activation: str
+    biased: bool
 
     def choices(self, tokens: int, seed: int) -> tuple[NDArray[np.int32], Permutation]:
         """The experts of each token, drawn, int32 [tokens, top_k], and where that puts its rows."""
@@ -49,8 +51,8 @@ class MoeSizes:
         return ids, build_permutation(ids, self.experts)
 
 
-GPT_OSS_120B = MoeSizes("gpt-oss-120b", 2880, 2880, 128, 4, "gpt_oss")
-DEEPSEEK_V3 = MoeSizes("DeepSeek-V3", 7168, 2048, 256, 8, "silu")
+GPT_OSS_120B = MoeSizes("gpt-oss-120b", 2880, 2880, 128, 4, "gpt_oss", biased=True)
+DEEPSEEK_V3 = MoeSizes("DeepSeek-V3", 7168, 2048, 256, 8, "silu", biased=False)
 
 
 def mx_bytes(width: int) -> int:
@@ -59,12 +61,12 @@ def mx_bytes(width: int) -> int:
 
 
 def drawn_logits(sizes: MoeSizes, tokens: int, seed: int) -> NDArray[np.float32]:
-    """Of a router, [tokens, experts]."""
+    """Of a router, float32 [tokens, experts]."""
     return np.random.default_rng(seed).standard_normal((tokens, sizes.experts), np.float32)
 
 
 def drawn_weights(sizes: MoeSizes, tokens: int, seed: int) -> NDArray[np.float32]:
-    """Of a token's experts, [tokens, top_k]."""
+    """Of a token's experts, float32 [tokens, top_k]."""
     return np.random.default_rng(seed).random((tokens, sizes.top_k), np.float32)
 
 
@@ -184,9 +186,10 @@ def activation(device: CudaDevice, sizes: MoeSizes, tokens: int) -> Contender:
 
 
 def finalize(device: CudaDevice, sizes: MoeSizes, tokens: int) -> Contender:
-    """BF16 rows, bias, BF16 out. The bias, 0.7 MB, stays in the L2 cache and is not counted."""
+    """BF16 rows, the bias of the experts that are chosen, BF16 out."""
     rows = tokens * sizes.top_k
-    traffic = (rows + tokens) * sizes.hidden * BF16_BYTES + 3 * rows * WORD_BYTES
+    biases = len(np.unique(sizes.choices(tokens, 0)[0])) if sizes.biased else 0
+    traffic = (rows + tokens + biases) * sizes.hidden * BF16_BYTES + 3 * rows * WORD_BYTES
     kernel = finalize_kernel("bf16", "bf16")
 
     def launches(seed: int) -> list[LaunchPlan]:
@@ -197,7 +200,7 @@ def finalize(device: CudaDevice, sizes: MoeSizes, tokens: int) -> Contender:
             device.upload("unpermuted_to_permuted", permutation.unpermuted_to_permuted),
             device.upload("weights", drawn_weights(sizes, tokens, seed)),
             device.upload("topk_ids", ids),
-            drawn_normal(device, (sizes.experts, sizes.hidden), seed),
+            drawn_normal(device, (sizes.experts, sizes.hidden), seed) if sizes.biased else None,
             device.output("out", (tokens, sizes.hidden * BF16_BYTES), 0),
             tokens=tokens,
             top_k=sizes.top_k,
@@ -207,7 +210,8 @@ def finalize(device: CudaDevice, sizes: MoeSizes, tokens: int) -> Contender:
         )
         return [plan]
 
-    return contender(device, f"finalize {tokens} x {sizes.hidden} bf16, top-{sizes.top_k}, bias", traffic, launches)
+    name = f"finalize {tokens} x {sizes.hidden} bf16, top-{sizes.top_k}" + ", bias" * sizes.biased
+    return contender(device, name, traffic, launches)
 
 
 def _quantize_plan(device: CudaDevice, sizes: MoeSizes, tokens: int, layout: str, seed: int) -> LaunchPlan:

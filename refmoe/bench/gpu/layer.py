@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from refmoe.bench.gpu.kernels import GPT_OSS_120B
 from refmoe.bench.gpu.timing import Contender, drawn_bytes, empty, interleaved, read, rows_of, set_count
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.moe.integer import integer_steps, integer_workspace_bytes, output_bytes
@@ -16,8 +17,6 @@ from refmoe.cuda.moe.launches import LaunchStep, LayerBuffers, LayerShape
 from refmoe.formats import Q8_1
 
 PATH = "dp4a"
-HIDDEN = INTERMEDIATE = 2880
-TOP_K = 4
 TOKENS = (1, 2, 4, 8)
 #: Fewer bytes than this take no longer than a launch that does nothing.
 FEW_BYTES = 2**20
@@ -38,7 +37,9 @@ def rows(device: CudaDevice, floors: CudaDevice) -> list[dict[str, Any]]:
 
 def rows_at(device: CudaDevice, floors: CudaDevice, tokens: int) -> list[dict[str, Any]]:
     """Those for one number of tokens."""
-    shape = LayerShape(tokens, TOP_K, tokens * TOP_K, HIDDEN, INTERMEDIATE)
+    shape = LayerShape(
+        tokens, GPT_OSS_120B.top_k, tokens * GPT_OSS_120B.top_k, GPT_OSS_120B.hidden, GPT_OSS_120B.intermediate
+    )
     name = f"layer, DP4A, M = {tokens}"
     return attributed(device, floors, name, [1] * shape.experts, lambda seed: _steps(device, shape, seed))
 

@@ -6,6 +6,8 @@ kernel that does nothing.
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ TARGET_NODES = 40
 ROTATING_BYTES = 256 * 2**20  # several times the L2 of any GPU that runs these kernels
 MAX_BUFFER_SETS = 64
 PIECE_BYTES, COPY_THREADS = 16, 512
+_BUSY_LAUNCHES = 4000  # of 256 MB each: half a second
 _DRAWN_ROWS = 1 << 16  # at a time, so that their float32 form is no second matrix
 READ_PIECES = 4  # kPieces, of a thread that only reads
 
@@ -61,9 +64,9 @@ class Calls:
     traffic: int
     sets: Sequence[Callable[[], object]]
 
-    def enqueue(self, turn: int) -> None:
-        """Put one run on the current stream; each turn takes the next set of buffers."""
-        self.sets[turn % len(self.sets)]()
+    def enqueue(self, turn: int) -> object:
+        """Put one run on the current stream and return its result; each turn takes the next set of buffers."""
+        return self.sets[turn % len(self.sets)]()
 
 
 class _Sets(Sequence[Sequence[LaunchPlan]]):
@@ -146,6 +149,20 @@ def _moving(floors: CudaDevice, entry: str, traffic: int, reads: int, writes: in
     return contender(floors, f"copy, reads {reads} : writes {writes}, {traffic / 1e6:.1f} MB", traffic, launches)
 
 
+def clocks(floors: CudaDevice) -> str:
+    """The GPU's clocks while it copies, as nvidia-smi tells them, or an empty text without it."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    busy = copy(floors, ROTATING_BYTES, writes=1)
+    for turn in range(_BUSY_LAUNCHES):
+        busy.enqueue(turn)
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader", "--id=0"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
+    floors.torch.cuda.synchronize()
+    found = [part.strip() for part in answer.stdout.strip().split(",")]
+    return f"SM {found[0]}, memory {found[1]}, under load" if answer.returncode == 0 and len(found) == 2 else ""
+
+
 def drawn_bytes(device: CudaDevice, seed: int, shape: tuple[int, ...], low: int, high: int) -> Buffer:
     """Bytes in [low, high), made on the device: gigabytes of them would take the host minutes."""
     torch = device.torch
@@ -225,8 +242,10 @@ def interleaved(device: CudaDevice, contenders: Sequence[Contender | Calls]) -> 
             raise RefmoeError(f"{one.name}: {error}") from error
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for turn in range(nodes):
-                one.enqueue(turn)
+            # Results live until the graph is whole. Otherwise each call would write where the one before it wrote, and
+            # find that in the L2 cache.
+            made = [one.enqueue(turn) for turn in range(nodes)]
+        del made
         graph.replay()
         graphs.append((graph, nodes))
     times: list[list[float]] = [[] for _ in contenders]

@@ -240,14 +240,17 @@ def _gpu_rows(gpu: Mapping[str, Any]) -> Iterator[Sequence[str]]:
 def _counters(counters: Mapping[str, Any], gpu: Mapping[str, Any]) -> Iterator[str]:
     """Where the time of the kernels goes that missed their targets: each beside its floor."""
     yield ""
-    yield f"### Why targets were missed: the counters of an {counters['gpu']}"
+    yield f"### Kernels that missed a target: the counters of an {counters['gpu']}"
     yield ""
-    other = "" if counters["gpu"] == gpu["gpu"] else "They are also of another card."
+    other = counters["gpu"] != gpu["gpu"]
+    ratios = (
+        "Another card has another ratio of arithmetic to memory, and may reach what this one missed." if other else ""
+    )
     yield from paragraph(f"""
         `refmoe bench counters` launches each kernel of the tables above once under NVIDIA's profiler, with a cold L2
         cache. A share is of what the chip can do at most in that time, in percent. *Slow* is the pipe of slow
         functions, *loads* that of loads and stores, and *warps* are those resident. Times under the profiler are
-        longer than those above. {other} Below the table is what each kernel keeps busy, or what its warps wait for.
+        longer than those above. {ratios} Below the table is what each kernel keeps busy, or what its warps wait for.
     """)
     yield ""
     rows = list(_missed_rows(counters, gpu))

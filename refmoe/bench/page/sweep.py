@@ -16,54 +16,75 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield f"## Over the number of tokens, on an {report['gpu']}"
     yield ""
-    same, differing = _compared(report["differing"])
-    yield from paragraph(f"""
-        `refmoe bench sweep` times each operation around the GEMMs at M tokens, at the sizes of two models. *floor* is
-        how many times the time of its floor a kernel takes: of a copy, or below a megabyte of an empty kernel. *torch*
-        is how many times the kernel's time the same operation takes in torch, compiled by `torch.compile`. That leaves
-        its scales token-linear, which is less work. {same} {differing}
+    yield from paragraph("""
+        `refmoe bench sweep` times each operation around the GEMMs at M tokens, at the sizes of two models. All
+        quantize to MXFP8. *route* chooses a token's experts and sorts the choices by expert. *quantize* makes MXFP8 of
+        tokens. *expand* makes the MXFP8 rows of each expert. *activation* stands between the GEMMs, and *finalize*
+        sums the rows of a token.
     """)
+    yield ""
+    yield from paragraph("""
+        *floor*: the kernel's time divided by that of a copy of as many bytes with the same share of reads. *torch*:
+        the time of the same operation in torch, compiled by `torch.compile`, divided by the kernel's. Below 1 torch is
+        faster. It is compiled for 4,096 tokens, for one, and once for all numbers between. torch's version leaves the
+        scales in token order, where the kernels write the order that the GEMM reads (128x4). Buffers rotate over 64
+        sets at most, so that up to some dozens of tokens the L2 cache is warm, for both.
+    """)
+    yield ""
+    yield from paragraph(_compared(report["differing"]))
     for model in dict.fromkeys(row["model"] for row in rows):
         yield ""
         yield f"### {model}"
         yield ""
-        yield from _operations([row for row in rows if row["model"] == model])
+        mine = [row for row in rows if row["model"] == model and not row["operation"].startswith(("layer", "GEMM"))]
+        yield from _operations(mine)
+        yield ""
+        yield from paragraph(_where_torch_is_faster(mine))
     yield from _layers(rows)
     yield from _products(rows)
     for peer in report["absent"]:
         yield ""
-        yield f"{peer} was not installed."
+        yield f"{peer} could not run on this machine."
 
 
-def _compared(differing: Mapping[str, Sequence[int]]) -> tuple[str, str]:
-    """Two sentences on how torch's results compare with the kernels'."""
-    others = {name: counts for name, counts in differing.items() if counts[0]}
-    whole = sum(counts[1] for counts in differing.values())
-    same = f"Of {whole:,} bytes of results at the most tokens "
-    if not others:
-        return f"{same}all are those of the kernels.", ""
-    differ = ", ".join(f"{counts[0]:,} of {name}" for name, counts in others.items())
-    return f"{same}{sum(counts[0] for counts in others.values()):,} are others:", f"{differ}."
+def _compared(differing: Mapping[str, Sequence[int]]) -> str:
+    """How torch's results compare with the kernels'."""
+    others = [f"{counts[0]:,} are others of the {name}" for name, counts in differing.items() if counts[0]]
+    kinds = ", ".join(dict.fromkeys(name.partition(" of ")[0] for name in differing))
+    whole = f"Compared at the most tokens: {kinds}; {sum(counts[1] for counts in differing.values()):,} bytes."
+    return f"{whole} {'; '.join(others) if others else 'All are those of the kernels'}."
 
 
 def _operations(rows: Sequence[Row]) -> Iterator[str]:
-    """A table of one model: three rows for each operation, a column for each number of tokens."""
-    plain = [row for row in rows if not row["operation"].startswith(("layer", "GEMM"))]
-    tokens = sorted({row["tokens"] for row in plain})
-    yield from table(("operation", *(f"M = {count:,}" for count in tokens)), _operation_rows(plain, tokens))
+    """A table of one model: rows for each operation, a column for each number of tokens."""
+    tokens = sorted({row["tokens"] for row in rows})
+    yield from table(("operation", *(f"M = {count:,}" for count in tokens)), _operation_rows(rows, tokens))
 
 
 def _operation_rows(rows: Sequence[Row], tokens: Sequence[int]) -> Iterator[Sequence[str]]:
+    held = _held(rows)
     for operation in dict.fromkeys(row["operation"] for row in rows):
-        held = {(row["tokens"], row["of"]): row for row in reversed(rows) if row["operation"] == operation}
-        pairs = {row["tokens"]: row for row in rows if row["name"].startswith("separate pair")}
-        ours = [held[count, "refmoe"] for count in tokens]
-        theirs = [held[count, "torch.compile"] for count in tokens]
+        ours = [held[operation, count, "refmoe"] for count in tokens]
         yield f"{operation}, µs", *(f"{row['microseconds']:.2f}" for row in ours)
         yield f"{operation}, floor", *(f"{row['ratio_to_floor']:.2f}" for row in ours)
-        if operation == "expand":
-            yield "two launches instead of one", *(_times(pairs[row["tokens"]], row) for row in ours)
-        yield f"{operation}, torch", *(_times(other, row) for other, row in zip(theirs, ours, strict=True))
+        theirs = [held.get((operation, count, "torch.compile")) for count in tokens]
+        if any(theirs):
+            pairs = zip(theirs, ours, strict=True)
+            yield f"{operation}, torch", *("" if other is None else _times(other, row) for other, row in pairs)
+
+
+def _held(rows: Sequence[Row]) -> dict[tuple[str, int, str], Row]:
+    return {(row["operation"], row["tokens"], row["of"]): row for row in rows}
+
+
+def _where_torch_is_faster(rows: Sequence[Row]) -> str:
+    """A sentence."""
+    held, faster = _held(rows), dict[str, list[int]]()
+    for (operation, count, of), row in sorted(held.items(), key=lambda item: item[0][1]):
+        if of == "torch.compile" and row["microseconds"] < held[operation, count, "refmoe"]["microseconds"]:
+            faster.setdefault(operation, []).append(count)
+    said = [f"{operation} at M = {', '.join(f'{count:,}' for count in of)}" for operation, of in faster.items()]
+    return f"torch is faster at {'; '.join(said)}." if said else "torch is faster nowhere."
 
 
 def _times(other: Row, row: Row) -> str:
@@ -77,11 +98,12 @@ def _layers(rows: Sequence[Row]) -> Iterator[str]:
         mine = [row for row in parts if row["operation"].partition(": ")[0] == layer]
         tokens = sorted({row["tokens"] for row in mine})
         yield ""
-        yield f"### A whole {layer} of {mine[0]['model']}"
+        yield f"### A whole layer of {mine[0]['model']}: {layer.removeprefix('layer, ')}"
         yield ""
-        yield from paragraph("""
-            Microseconds of each launch by itself, then of the layer in one graph, and how many times the sum of its
-            launches' floors it takes. A launch of the layer may begin while the one in front of it ends.
+        overlaps = "There a launch may begin while the one in front of it ends." if "DP4A" in layer else ""
+        yield from paragraph(f"""
+            Microseconds of each launch by itself, then of the layer in one graph. {overlaps} Last comes the layer's
+            time divided by the sum of its launches' floors.
         """)
         yield ""
         yield from table(("launch", *(f"M = {count:,}" for count in tokens)), _layer_rows(mine, layer, tokens))
@@ -104,7 +126,8 @@ def _products(rows: Sequence[Row]) -> Iterator[str]:
     ours, theirs = (min(each, key=lambda row: float(row["microseconds"])) for each in of.values())
     yield ""
     yield from paragraph(f"""
-        The first GEMM of {ours["model"]} at {ours["tokens"]:,} tokens that choose evenly, in the same run: refmoe's
-        fastest kernel ({ours["name"]}) takes {ours["microseconds"]:,.0f} µs, DeepGEMM's ({theirs["name"]})
-        {theirs["microseconds"]:,.0f} µs, {_times(theirs, ours)} times as long.
+        The first GEMM of {ours["model"]} at {ours["tokens"]:,} tokens that choose evenly, so that each expert's rows
+        are one whole tile of 128: refmoe's fastest kernel ({ours["name"]}) takes {ours["microseconds"]:,.0f} µs, and
+        {theirs["name"]} {theirs["microseconds"]:,.0f} µs, {_times(theirs, ours)} times as long. Tokens that choose at
+        random, as in the table of the layer, leave tiles unfilled.
     """)

@@ -24,72 +24,72 @@ from refmoe.bench.gpu.kernels import (
     quantize_then_expand,
     route,
 )
-from refmoe.bench.gpu.timing import Calls, Contender, copy, empty, floor_device, gather, interleaved, rows_of
+from refmoe.bench.gpu.timing import Calls, Contender, clocks, copy, floor_device, gather, interleaved, rows_of
 from refmoe.bench.sweep import deepseek_layer
-from refmoe.bench.sweep.peers import PEERS, Peer
+from refmoe.bench.sweep.peers import peers_of
 from refmoe.cuda.device import CudaDevice
 from refmoe.reports.environment import current_environment
 
 #: The most first: what `torch.compile` makes for one size is better than what it makes for all of them.
 TOKENS = (4096, 512, 128, 64, 32, 16, 8, 4, 2, 1)
 SIZES = (GPT_OSS_120B, DEEPSEEK_V3)
-#: Fewer bytes than this take no longer than a launch that does nothing.
-FEW_BYTES = 2**20
 #: Experts of DeepSeek-V3 and rows of each, with 4,096 tokens that choose evenly.
 DEEPGEMM_PROBLEM = (256, 128)
 Make = Callable[[CudaDevice, MoeSizes, int], Contender]
 
-#: refmoe's contenders for each operation, and how many bytes its floor reads for each that it writes.
-OPERATIONS: dict[str, tuple[tuple[Make, ...], Callable[[MoeSizes], tuple[int, int]]]] = {
-    "route": ((route,), lambda sizes: (1, 1)),
-    "quantize": ((lambda device, sizes, tokens: quantize(device, sizes, tokens, "linear"),), lambda sizes: (1, 1)),
+#: refmoe's contender for each operation, and how many bytes its floor reads for each that it writes, or writes for each
+#: that it reads.
+OPERATIONS: dict[str, tuple[Make, Callable[[MoeSizes], tuple[int, int]]]] = {
+    "route": (route, lambda sizes: (8, 1)),
+    "quantize": (lambda device, sizes, tokens: quantize(device, sizes, tokens, "linear"), lambda sizes: (2, 1)),
     "expand": (
-        (
-            lambda device, sizes, tokens: expand(device, sizes, tokens, f"fused expand, M = {tokens}"),
-            lambda device, sizes, tokens: quantize_then_expand(device, sizes, tokens, f"separate pair, M = {tokens}"),
-        ),
+        lambda device, sizes, tokens: expand(device, sizes, tokens, f"fused expand, M = {tokens}"),
         lambda sizes: (1, sizes.top_k // 2),
     ),
-    "activation": ((activation,), lambda sizes: (4, 1)),
-    "finalize": ((finalize,), lambda sizes: (sizes.top_k, 1)),
+    "activation": (activation, lambda sizes: (4, 1)),
+    "finalize": (finalize, lambda sizes: (sizes.top_k, 1)),
 }
+#: What fusing the expand replaces, an operation of its own beside the same floor.
+PAIR = "expand in two launches"
 
 
 def run() -> dict[str, Any]:
     """Time everything on the current GPU and return a JSON-able document.
 
     `rows` holds for each contender its `model`, `operation`, `tokens` and `of` ("floor", "refmoe", "torch.compile" or
-    "DeepGEMM"), and what `refmoe.bench.gpu.timing.rows_of` says of it. `differing` has for each operation in torch how
-    many bytes of its result are not those of refmoe's kernel, of how many, at the most tokens. `absent` names the peers
-    that are not installed.
+    "DeepGEMM"), and what `refmoe.bench.gpu.timing.rows_of` says of it. `differing` has for each result of an operation
+    in torch how many of its bytes are not those of refmoe's kernel, of how many, at the most tokens. `absent` names the
+    peers that this machine cannot run.
 
     Raises:
         DeviceUnavailable: no GPU that the kernels are built for.
+        RefmoeError: a launch fails, or torch's result has another size than the kernel's.
     """
     device, floors = CudaDevice(), floor_device()
     rows: list[dict[str, Any]] = []
     differing: dict[str, list[int]] = {}
     for sizes in SIZES:
         device.torch._dynamo.reset()  # what it has compiled for the sizes of another model
-        compiled = {peer.operation: device.torch.compile(peer.function) for peer in PEERS}
+        compiled = {peer.operation: device.torch.compile(peer.function) for peer in peers_of(sizes)}
         for tokens in TOKENS:
             rows += _operations(device, floors, sizes, tokens, compiled)
-        for peer in PEERS:
-            ours = OPERATIONS[peer.operation][0][0](device, sizes, TOKENS[0])
-            differing[f"{sizes.model}, {peer.operation}"] = peer.differing(device, sizes, TOKENS[0], ours)
+        for peer in peers_of(sizes):
+            ours = OPERATIONS[peer.operation][0](device, sizes, TOKENS[0])
+            for what, counts in peer.differing(device, sizes, TOKENS[0], compiled[peer.operation], ours).items():
+                differing[f"{what} of {peer.operation}, {sizes.model}"] = counts
     for tokens in layer.TOKENS:
         rows += _labelled(layer.rows_at(device, floors, tokens), GPT_OSS_120B.model, "layer, DP4A", tokens)
-    weights = deepseek_layer.drawn_experts(device)
+    experts = deepseek_layer.drawn_experts(device)
     for tokens in TOKENS:
-        found = deepseek_layer.rows_at(device, floors, weights, tokens)
+        found = deepseek_layer.rows_at(device, floors, experts, tokens)
         rows += _labelled(found, DEEPSEEK_V3.model, "layer, block FP8", tokens)
-    del weights
+    del experts
     products = deepseek_gemm.timed(device, floors, *DEEPGEMM_PROBLEM)
     rows += [_product(row) for row in products]
     absent = [] if any(row["of"] == "DeepGEMM" for row in products) else ["DeepGEMM"]
     return {
         **{"gpu": device.gpu_name, "arch": device.arch, "environment": current_environment(gpu=True).model_dump()},
-        **{"rows": rows, "differing": differing, "absent": absent},
+        **{"clocks": clocks(floors), "rows": rows, "differing": differing, "absent": absent},
     }
 
 
@@ -97,23 +97,22 @@ def _operations(
     device: CudaDevice, floors: CudaDevice, sizes: MoeSizes, tokens: int, compiled: dict[str, Callable[..., Any]]
 ) -> Iterator[dict[str, Any]]:
     """The rows of each operation at one number of tokens."""
-    for operation, (makers, shares) in OPERATIONS.items():
-        ours = [make(device, sizes, tokens) for make in makers]
-        floor = _floor(floors, ours[0].traffic, *shares(sizes))
-        peers = [
-            peer.calls(device, sizes, tokens, compiled[operation], ours[0].traffic)
-            for peer in PEERS
-            if peer.operation == operation
-        ]
-        group: list[Contender | Calls] = [floor, *ours, *peers]
-        names = ["floor", *("refmoe" for _ in ours), *(Peer.NAME for _ in peers)]
-        for of, row in zip(names, rows_of(group, interleaved(device, group)), strict=True):
+    for peer in peers_of(sizes):
+        make, shares = OPERATIONS[peer.operation]
+        ours = make(device, sizes, tokens)
+        group: list[Contender | Calls] = [_floor(floors, ours.traffic, *shares(sizes)), ours]
+        names = [(peer.operation, "floor"), (peer.operation, "refmoe")]
+        if peer.operation == "expand":
+            group.append(quantize_then_expand(device, sizes, tokens, f"quantize, then expand, M = {tokens}"))
+            names.append((PAIR, "refmoe"))
+        group.append(peer.calls(device, sizes, tokens, compiled[peer.operation], ours.traffic))
+        names.append((peer.operation, peer.NAME))
+        for (operation, of), row in zip(names, rows_of(group, interleaved(device, group)), strict=True):
             yield {"model": sizes.model, "operation": operation, "tokens": tokens, "of": of, **row}
 
 
 def _floor(floors: CudaDevice, traffic: int, reads: int, writes: int) -> Contender:
-    if traffic < FEW_BYTES:
-        return empty(floors)
+    """A copy of so many bytes, however few: it waits for memory once, too."""
     return gather(floors, traffic, reads=reads) if reads > 1 else copy(floors, traffic, writes=writes)
 
 

@@ -6,7 +6,7 @@ token-linear, where the kernels write the layout that the GEMM reads, and the ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -57,11 +57,13 @@ def activation(torch: Any, gate_up: Any, kind: str) -> tuple[Any, Any]:
 
 
 def finalize(torch: Any, rows: Any, row_of_choice: Any, weights: Any, ids: Any, bias: Any) -> Any:
-    """The weighted sum of a token's rows with their experts' bias, BF16 [T, H]. Choices are numbered rank by rank."""
+    """The weighted sum of a token's rows with their experts' bias if any, BF16 [T, H]. Choices go rank by rank."""
     tokens, top_k = ids.shape
     total = torch.zeros((tokens, rows.shape[1]), dtype=torch.float32, device=rows.device)
     for rank in range(top_k):
-        chosen = rows[row_of_choice.view(top_k, tokens)[rank]].float() + bias[ids[:, rank]].float()
+        chosen = rows[row_of_choice.view(top_k, tokens)[rank]].float()
+        if bias is not None:
+            chosen = chosen + bias[ids[:, rank]].float()
         total = total + weights[:, rank, None] * chosen
     return total.to(torch.bfloat16)
 
@@ -84,7 +86,9 @@ class Peer:
         operation: its name in the bench.
         function: of torch and what `inputs` makes.
         inputs: drawn as for refmoe's kernel, from a seed.
-        result: the place of what it is compared by among the arguments of refmoe's last launch.
+        results: what is compared with refmoe's kernel: for each name the place among the function's results, then the
+            launch and the place among its arguments. Scales in 128x4 are left out, whose places differ, and the
+            weights of the router, whose last bits do.
     """
 
     NAME: ClassVar[str] = "torch.compile"
@@ -92,7 +96,7 @@ class Peer:
     operation: str
     function: Callable[..., Any]
     inputs: Callable[[CudaDevice, MoeSizes, int, int], Sequence[Any]]
-    result: int
+    results: Mapping[str, tuple[int, int, int]]
 
     def calls(
         self, device: CudaDevice, sizes: MoeSizes, tokens: int, function: Callable[..., Any], traffic: int
@@ -101,19 +105,36 @@ class Peer:
         torch = device.torch
         sets = [self.inputs(device, sizes, tokens, seed) for seed in range(set_count(traffic))]
         run = [lambda given=given: function(torch, *given) for given in sets]
-        return Calls(f"torch.compile: {self.operation}, M = {tokens}", traffic, run)
+        return Calls(f"{self.NAME}: {self.operation}, M = {tokens}", traffic, run)
 
-    def differing(self, device: CudaDevice, sizes: MoeSizes, tokens: int, ours: Contender) -> list[int]:
-        """Bytes of the result that are not those of refmoe's kernel, and how many there are."""
+    def differing(
+        self, device: CudaDevice, sizes: MoeSizes, tokens: int, function: Callable[..., Any], ours: Contender
+    ) -> dict[str, list[int]]:
+        """For each result the bytes that are not those of refmoe's kernel, and how many there are.
+
+        Raises:
+            RefmoeError: they are not as many.
+        """
         torch = device.torch
         ours.enqueue(0)
-        found = self.function(torch, *self.inputs(device, sizes, tokens, 0))
-        theirs = (found[0] if isinstance(found, tuple) else found).contiguous().view(torch.uint8).flatten()
-        written: Any = ours.sets[0][0].arguments[self.result]
-        kernel = written.contiguous().view(torch.uint8).flatten()
-        if theirs.shape != kernel.shape:
-            raise RefmoeError(f"{self.operation}: found {theirs.numel()} bytes of torch; needed {kernel.numel()}")
-        return [int((theirs != kernel).sum()), theirs.numel()]
+        found = function(torch, *self.inputs(device, sizes, tokens, 0))
+        counts = {}
+        for name, (place, launch, argument) in self.results.items():
+            written: Any = ours.sets[0][launch].arguments[argument]
+            theirs, kernel = (
+                each.contiguous().view(torch.uint8).flatten()
+                for each in (found[place] if isinstance(found, tuple) else found, written)
+            )
+            if theirs.shape != kernel.shape:
+                sizes_of = f"found {theirs.numel()} bytes of torch; needed {kernel.numel()}"
+                raise RefmoeError(f"{name} of {self.operation}: {sizes_of}")
+            counts[name] = [int((theirs != kernel).sum()), theirs.numel()]
+        return counts
+
+
+def peers_of(sizes: MoeSizes) -> tuple[Peer, ...]:
+    """The operations of a model: DeepSeek-V3 has another router, which `refmoe bench deepseek_routing` times."""
+    return tuple(peer for peer in PEERS if peer.operation != "route" or sizes.activation == "gpt_oss")
 
 
 def _tensor(device: CudaDevice, array: Any) -> Any:
@@ -140,7 +161,7 @@ def _finals(device: CudaDevice, sizes: MoeSizes, tokens: int, seed: int) -> Sequ
         _tensor(device, permutation.unpermuted_to_permuted),
         _tensor(device, drawn_weights(sizes, tokens, seed)),
         _tensor(device, ids),
-        drawn_normal(device, (sizes.experts, sizes.hidden), seed),
+        drawn_normal(device, (sizes.experts, sizes.hidden), seed) if sizes.biased else None,
     )
 
 
@@ -149,9 +170,14 @@ def _logits(device: CudaDevice, sizes: MoeSizes, tokens: int, seed: int) -> Sequ
 
 
 PEERS = (
-    Peer("route", route, _logits, 2),
-    Peer("quantize", quantize, _rows, 1),
-    Peer("expand", expand, _expanded, 5),
-    Peer("activation", activation, _gates, 6),
-    Peer("finalize", finalize, _finals, 5),
+    Peer(
+        "route",
+        route,
+        _logits,
+        {"ids": (0, 0, 2), "offsets": (2, 1, 1), "map of rows": (3, 1, 2), "map of choices": (4, 1, 3)},
+    ),
+    Peer("quantize", quantize, _rows, {"codes": (0, 0, 1), "scales": (1, 0, 2)}),
+    Peer("expand", expand, _expanded, {"codes": (0, 0, 5)}),
+    Peer("activation", activation, _gates, {"codes": (0, 0, 6)}),
+    Peer("finalize", finalize, _finals, {"output": (0, 0, 5)}),
 )

@@ -132,6 +132,11 @@ class _Known(dict[int, bool]):
         if missing:
             self.update(zip(missing, self._ordered(missing), strict=True))
 
+    def of(self, records: list[int]) -> list[bool]:
+        """Of each record, whether it is known to come before."""
+        self.ask(records)
+        return [self[record] for record in records]
+
 
 def _owned(who: Who, record: int) -> Who:
     """The access of a place by who is in a record."""
@@ -196,6 +201,8 @@ class ExactShadow(RaceShadow):
 
     def _conflict(self, frame: Frame, held: _Held, lane: int, mine: Who, record: int, known: _Known) -> int | None:
         """A record of `held` that races with an access."""
+        if not held:
+            return None
         left, count = self._not_excused(frame, held, mine, record), _AHEAD
         # Where one races, nobody looks at the thousands behind it.
         while asked := list(islice(left, count)):
@@ -272,6 +279,8 @@ class ExactShadow(RaceShadow):
             known.append(_Known(partial(self._all_ordered, frame, lane)))
             for place in self._places_of(begin, width):
                 for held in (place.writes, place.reads) if verb != "read" else (place.writes,):
+                    if not held:
+                        continue
                     others = [other for _, other in islice(self._not_excused(frame, held, mine, record), _AHEAD)]
                     records += others
                     lanes += [len(known) - 1] * len(others)
@@ -340,14 +349,15 @@ class ExactShadow(RaceShadow):
             kind = "read-write"
         if found is not None:
             warning = "same value" if same else ""
-            if not same and self._met_again(frame, access, region, held, row, found, kind):
+            if not same and self._met_again(frame, access, region, held, row, found, kind, known):
                 return True
             self._report(frame, access, region, held.begin, lane, found, kind, warning, record, held.width)
         return found is not None
 
     def _met_again(
-        self, frame: Frame, access: Accessing, region: Region, held: _Place, row: Made, found: int, kind: str
-    ) -> bool:
+        self, frame: Frame, access: Accessing, region: Region, held: _Place, row: Made, found: int, kind: str,
+        known: _Known,
+    ) -> bool:  # fmt: skip
         """Whether a race of an access with `found` is told as one that was met before."""
         _, lane, record = row
         if not isinstance(self.witness, RacingReads) or self.combined is not None:
@@ -355,7 +365,8 @@ class ExactShadow(RaceShadow):
         error = self.witness.like(kind, region.name, access.instruction)
         if error is None or self._poll(frame, access, lane, found, record, kind) is not None:
             return False
-        self.found(frame.machine, error, held.begin + frame.machine.first_cta * region.stride, lane, held.width)
+        byte = held.begin + frame.machine.first_cta * region.stride
+        self.witness.met(error, byte, lane + frame.machine.first_thread, held.width, known.of)
         return True
 
     # Bulk copies, whose accesses have one record while they are under way, and another one afterwards

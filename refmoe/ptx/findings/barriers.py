@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from refmoe.ptx.findings.accesses import scope_at
 from refmoe.ptx.findings.edits import PtxEdit
-from refmoe.ptx.findings.site import MISSING, PLACES, SECTIONS, Body, RaceSite, Relation, Remedy, symbols, where
+from refmoe.ptx.findings.site import LANES, MISSING, PLACES, SECTIONS, Body, RaceSite, Relation, Remedy, symbols, where
 from refmoe.ptx.text.syntax import Instruction, Label
 
 # Branches around an instruction in front of which a barrier is tried.
@@ -26,7 +26,8 @@ def barriers(race: RaceSite) -> Iterator[Remedy]:
     """Barriers of who has both threads, and of a block whose one thread signals, or polls, for the others."""
     kept = race.default[1]
     for words, edits, relation in barrier_edits(race):
-        section = SECTIONS[relation] if kept == SECTIONS[race.relation] else kept
+        # Where a barrier orders them, two lanes store by two executions of one instruction.
+        section = SECTIONS[relation] if kept in (SECTIONS[race.relation], LANES[1]) else kept
         yield Remedy(words, edits, MISSING[relation], section)
     if race.relation not in ("cluster", "grid"):
         return

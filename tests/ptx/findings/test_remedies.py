@@ -144,6 +144,24 @@ def test_lanes_of_one_store_need_the_choice_of_one() -> None:
     assert (finding.section, finding.remedy) == ("lanes-of-one-store", "")
 
 
+def test_lanes_that_store_in_turns_of_a_loop_need_an_order() -> None:
+    """Lane n stores in turn n: one instruction, executed twice."""
+    turns = """
+        mov.u32 %r2, 0;
+    TURN:
+        setp.ne.u32 %p1, %r1, %r2;
+        @%p1 bra NEXT;
+        st.global.u32 [%d0], %r1;
+    NEXT:
+        add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 2;
+        @%p2 bra TURN;
+        ret;
+    """
+    finding = found(text(turns))
+    assert (finding.section, finding.clean) == ("two-lanes-of-a-warp", True)
+    assert "bar.warp.sync" in finding.remedy
+
+
 def test_a_warp_meets_before_one_lane_signals_for_it() -> None:
     finding = found(text(FLAG, CELLS))
     branch = line_of(FLAG, "@%p1 bra DONE", module_scope=CELLS)

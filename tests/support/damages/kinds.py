@@ -364,11 +364,28 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("bench.figures", "busier than its peak", report_of("counters"), at("rows", 1, issue_share=140.0)),
     ("bench.figures", "warps that wait twice", report_of("counters"), at("rows", 1, waits={"a": 90, "b": 60})),
     ("bench.figures", "no instructions", report_of("counters"), at("rows", 1, instructions=-1)),
+    ("bench.figures", "a time of nothing", report_of("counters"), at("rows", 1, microseconds=0)),
+    ("bench.figures", "a share less", report_of("counters"), lambda d: d["rows"][1].pop("issue_share")),
+    ("bench.figures", "more registers than there are", report_of("counters"), at("rows", 1, registers=5000)),
+    ("bench.figures", "the floor of nobody", report_of("counters"), at("rows", 1, floor="a kernel")),
+    ("bench.figures", "waiting in no order", report_of("counters"), at("rows", 1, waits={"a": 10, "b": 60})),
     ("bench.figures", "another floor", report_of("sweep"), at("rows", 1, ratio_to_floor=1.0)),
     ("bench.figures", "the floor of another", report_of("sweep"), at("rows", 0, of="refmoe")),
     ("bench.figures", "an operation twice", report_of("sweep"), lambda d: d["rows"].append(dict(d["rows"][0]))),
     ("bench.figures", "more bytes differ than there are", report_of("sweep"), top_key(
         differing={"gpt-oss-120b, route": [7, 6]})),
+    ("bench.figures", "nothing compared", report_of("sweep"), top_key(differing={})),
+    ("bench.figures", "torch left out", report_of("sweep"), lambda d: d.update(
+        rows=[row for row in d["rows"] if row["of"] != "torch.compile"])),
+    ("bench.figures", "a number of tokens left out", report_of("sweep"), lambda d: d.update(
+        rows=[row for row in d["rows"] if row["tokens"] != 512])),
+    ("bench.figures", "another number of tokens", report_of("sweep"), lambda d: next(
+        row for row in d["rows"] if row["name"].endswith("M = 512")).update(tokens=128)),
+    ("bench.figures", "torch's time as ours", report_of("sweep"), lambda d: next(
+        row for row in d["rows"] if row["of"] == "torch.compile").update(of="refmoe")),
+    ("bench.figures", "DeepGEMM absent and there", report_of("sweep"), top_key(absent=["DeepGEMM"])),
+    ("bench.figures", "more TFLOP/s of a GEMM", report_of("sweep"), lambda d: next(
+        row for row in d["rows"] if row.get("teraflops")).update(teraflops=9e3)),
     ("bench.figures", "a faster product", report_of("models"), at("rows", 0, gflops=400.0)),
     ("bench.figures", "fewer bytes kept", report_of("memory"), at("rows", 0, kept=1)),
     ("bench.figures", "no launch as bad as all", report_of("memory"), at("rows", 2, most_of_a_launch=0.5)),
