@@ -166,8 +166,12 @@ _REFERENCE: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 #: Where choices come from, and the factor on the weights: FP32 logits with a correction bias and DeepSeek-V3's factor;
-#: given ids and weights, which have none; BF16 logits without a bias, under a factor of no model.
-_SCALES: Mapping[str, float] = MappingProxyType({"logits": 2.5, "given": 2.5, "bf16": 0.75})
+#: given ids and weights, which have none; BF16 logits without a bias, under a factor of no model; and either logits the
+#: other way round.
+_SCALES: Mapping[str, float] = MappingProxyType(
+    {"logits": 2.5, "given": 2.5, "bf16": 0.75, "unbiased": 0.75, "biased-bf16": 2.5}
+)
+_OF_BF16, _BIASED = ("bf16", "biased-bf16"), ("logits", "biased-bf16")
 
 #: How many shared experts there are, side by side. DeepSeek-V3 has one.
 _SHARED: Mapping[str, int] = MappingProxyType({"added": 2, "none": 0, "one": 1})
@@ -184,10 +188,10 @@ def _inputs(case: Case) -> Inputs:
     always = drawn_expert(case.seed, -1, shape.k, _shared_width(case)) if _shared_width(case) else None
     return {
         "x": x,
-        "logits": (draw.normal((shape.m, total)) * 2).astype(_BF16 if case.router == "bf16" else np.float32)
+        "logits": (draw.normal((shape.m, total)) * 2).astype(_BF16 if case.router in _OF_BF16 else np.float32)
         if from_logits
         else None,
-        "bias": (draw.normal((total,)) / 7).astype(np.float32) if case.router == "logits" else None,
+        "bias": (draw.normal((total,)) / 7).astype(np.float32) if case.router in _BIASED else None,
         "topk_ids": None if from_logits else expert_ids(case),
         "topk_weights": None if from_logits else _weights(draw, shape.m, shape.t),
         "gate_up": np.stack([each.gate_up.codes for each in experts]),
@@ -511,6 +515,12 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 6, 128, 128, 4, 4, first_expert=4, ranks=4, groups=8, top_groups=4)  # a rank in the middle
     yield _case("gaussian", 3, 128, 256, 8, 2, shared="one")
     yield _case("gaussian", 2, 128, 128, 8, 2, router="bf16")
+    for entry in ("launches", "function"):
+        yield _case("gaussian", 5, 128, 128, 8, 2, router="unbiased", groups=4, top_groups=2, entry=entry)
+        yield _case("gaussian", 5, 128, 128, 8, 2, router="biased-bf16", groups=4, top_groups=2, entry=entry)
+    # More experts in the router than 256, of which this rank has fewer; a router in which a lane has 16.
+    yield _case("gaussian", 3, 128, 128, 66, 4, first_expert=66, ranks=5, groups=10, top_groups=4, shared="none")
+    yield _case("gaussian", 3, 128, 128, 258, 4, groups=6, top_groups=4, shared="none")
     yield _case("gaussian", 3, 128, 128, 4, 2, router="bf16", rule="trtllm", ranks=2)  # the first of two ranks
     yield _case("gaussian", 6, 128, 128, 4, 4, first_expert=8, ranks=4, groups=8, top_groups=4, shared="none")
     yield _case("gaussian", 3, 128, 128, 4, 2, router="given", routing="elsewhere", first_expert=4, ranks=2)
