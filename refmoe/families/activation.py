@@ -278,8 +278,8 @@ VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
 #: are infinite, and alphas so large that a subnormal gate counts. `specials` are a NaN or an infinity for alpha or for
 #: beta. `alpha`, `beta` and `limit` are that of `distinct` alone.
 GATE_PARAMS = word("params", "none", "distinct", "edges", "closed", "open", "specials", "alpha", "beta", "limit")
-#: Of a layer; `closed` are limits alone, of which every eighth is zero.
-PARAMS = word("params", "none", "distinct", "closed")
+#: Of a layer; `closed` are limits alone, of which every eighth is zero. `alpha`, `beta` and `limit` as above.
+PARAMS = word("params", "none", "distinct", "closed", "alpha", "beta", "limit")
 #: No bias, ordinary numbers, or zeros of either sign and subnormal numbers.
 GATE_BIAS = word("bias", "none", "distinct", "tiny")
 
