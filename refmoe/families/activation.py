@@ -278,8 +278,8 @@ VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
 #: are infinite, and alphas so large that a subnormal gate counts. `specials` are a NaN or an infinity for alpha or for
 #: beta. `alpha`, `beta` and `limit` are that of `distinct` alone.
 GATE_PARAMS = word("params", "none", "distinct", "edges", "closed", "open", "specials", "alpha", "beta", "limit")
-#: Of a layer; `closed` are limits alone, of which every eighth is zero.
-PARAMS = word("params", "none", "distinct", "closed")
+#: Of a layer; `closed` are limits alone, of which every eighth is zero. `alpha`, `beta` and `limit` as above.
+PARAMS = word("params", "none", "distinct", "closed", "alpha", "beta", "limit")
 #: No bias, ordinary numbers, or zeros of either sign and subnormal numbers.
 GATE_BIAS = word("bias", "none", "distinct", "tiny")
 
@@ -533,10 +533,13 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", 65_600, 32, 3, routing="same-experts")  # more scale rows than CTAs, all at one expert
     for variant in VARIANT.words:  # pieces of 16 results, and bytes of scales, past 2^31
         yield _case("fingerprint", 5, 64, 3, variant=variant, rows_before=FAR_ROWS)
+        yield _case("fingerprint", 5, 160, 3, variant=variant, rows_before=FAR_ROWS)  # and past 2^32
     yield _case("gaussian", LOOPING_ROWS, 32, 8)
     yield _case("gaussian", 2, 8224, 2, bias="distinct")  # a row wider than a CTA, by one block
     yield _case("gaussian", 3, 8224, 2, variant="silu")
     yield _case("gaussian", 1, 16416, 1, bias="distinct")  # three rounds of a CTA
+    yield _case("gaussian", 1, 24_608, 1, bias="distinct")  # and four
+    yield _case("gaussian", 1, 24_608, 1, variant="silu")
     for variant in VARIANT.words:
         # Such rows, two for each CTA; and CTAs whose few rows belong to several experts, some of which have none.
         yield _case("fingerprint", 66, 8224, 2, variant=variant, multiprocessors=1)

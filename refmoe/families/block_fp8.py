@@ -475,11 +475,15 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", 4099, 160, layout="mn_major")  # many, and no multiple of anything
     yield _case("fingerprint", 3, 64, rows_before=FAR_ROWS)  # pieces past 2^31
     yield _case("fingerprint", 5, 256, block="128x128", rows_before=FAR_ROWS // 4)
+    for dtype in ("bf16", "f32"):  # and past 2^32, where an index without a sign wraps too
+        yield _case("fingerprint", 3, 160, dtype=dtype, rows_before=FAR_ROWS)
+        yield _case("fingerprint", 5, 544, block="128x128", dtype=dtype, rows_before=FAR_ROWS // 4)
     yield _case("fingerprint", LOOPING_ROWS, 32)
     yield _case("fingerprint", 1, _LOOPING_TILES * 128, block="128x128", dtype="f32")
     yield _case("fingerprint", 3, 8224, layout="mn_major")  # a row wider than a CTA, by a quarter of a tile
     for layout in LAYOUTS:
         yield _case("fingerprint", 1, 16416, layout=layout)  # three rounds of a CTA
+        yield _case("fingerprint", 1, 24_608, layout=layout)  # and four
     yield _case("fingerprint", 66, 8224, multiprocessors=1)  # and more of them than CTAs
     for block in BLOCK_FP8:
         yield _case("gaussian", 0, 2880, block=block)

@@ -383,6 +383,7 @@ def _default_as() -> Iterator[Case]:
         if output != "copy":
             yield _case("real", 2, 2880, 128, 4, output=output, prescale="channel")
             yield _case("gaussian", 2, 8224, 3, 1, output=output, prescale="channel")  # channels past those of a CTA
+            yield _case("gaussian", 1, 24_608, 3, 1, output=output, prescale="channel")  # and past three rounds of one
         for dtype in ("bf16", "fp16"):
             yield _case(fill, 9, 1440, 8, 2, output=output, dtype=dtype)
         yield _case(fill, 3, 8224, 8, 2, output=output)  # a row wider than a CTA, by two lanes
@@ -421,6 +422,7 @@ def _default_as() -> Iterator[Case]:
         yield _case(fill, 48, 32, 384, 8, output=output, routing="all-one-token")
         yield _case(fill, 66, 8224, 3, 1, output=output, multiprocessors=1)  # wider than a CTA, and more than CTAs
         yield _case(fill, 5, 64, 3, 1, output=output, rows_before=FAR_ROWS)
+        yield _case(fill, 5, 160, 3, 1, output=output, rows_before=FAR_ROWS)  # and past 2^32
         for rows in (127, 128, 129):
             yield _case(fill, rows, 96, 99, 1, output=output, routing="same-experts", poison=0x7F)
 
@@ -450,6 +452,7 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", LOOPING_ROWS, 32, 8, 2)
     yield _case("wide-range", 3, 8224, 8, 2)  # a row wider than a CTA, by one block
     yield _case("wide-range", 1, 16416, 3, 1)  # three rounds of a CTA
+    yield _case("wide-range", 2, 24_608, 3, 1)  # and four
     for dtype in ("bf16", "fp16"):
         yield _case("fingerprint", 2, 96, 40, 32, dtype=dtype)  # as many choices as there may be
     yield _case("wide-range", 66, 8224, 3, 1, multiprocessors=1)  # such rows, and more of them than CTAs
@@ -482,6 +485,7 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", 65_600, 32, 3, 1, routing="same-experts")  # and one expert has all
     for m, layout in ((5, "128x4"), (66, "8x4")):  # pieces, and bytes of scales, past 2^31
         yield _case("fingerprint", m, 64, 3, 1, rows_before=FAR_ROWS, layout=layout)
+        yield _case("fingerprint", m, 160, 3, 1, rows_before=FAR_ROWS, layout=layout)  # and past 2^32
     for input_sf in INPUT_SF.words:
         yield _case("bytes", 5, 64, 3, 1, dtype="mxfp8", input_sf=input_sf, rows_before=FAR_ROWS, layout="8x4")
     for k, layout in product((128, 256), LAYOUT.words):  # linear scales past 2^31, four a row, and past 2^32

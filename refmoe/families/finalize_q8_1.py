@@ -235,6 +235,8 @@ def _default() -> Iterator[Case]:
         yield _case(fill, 9, 160, 8, 3, dtype=dtype, bias=bias, quantizer=quantizer)
     yield _case("gaussian", 65_600, 32, 4, 1, dtype="f32", bias="distinct", routing="same-experts")
     yield _case("gaussian", _LOOPING_TOKENS, 32, 8, 2, dtype="f32", bias="distinct")
+    for dtype in _DTYPES:  # a row wider than sixteen CTAs
+        yield _case("gaussian", 2, 8224, 8, 2, dtype=dtype, bias="distinct")
     yield _case("cancelling", 3, 96, 40, 32)  # as many choices as there may be
     for dtype in _DTYPES:  # each of which has a bias
         yield _case("gaussian", 3, 96, 40, 32, dtype=dtype, bias="distinct")

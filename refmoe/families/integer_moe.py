@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import RefmoeError
+from refmoe.families import pairs
 from refmoe.families.activation import PARAMS, VARIANT, check_params
 from refmoe.families.case import SCHEDULES, Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, padding_ids
@@ -275,6 +276,8 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 3, 32, 32, 2, 1, path, routing="unset")
         yield _case("gaussian", 4, 96, 64, 8, 2, path, routing="all-one-token", params="distinct")
         yield _case("gaussian", 2, 32, 32, 11, 32, path, ranks=3)  # as many choices as there may be
+    for chosen in pairs.pairwise(pairs.INTEGER_MOE, pairs.integer_moe_agrees):  # any two options together
+        yield _case("gaussian", 6, 96, 96, 3, 3, ranks=2, **chosen)
 
 
 def _full() -> Iterator[Case]:

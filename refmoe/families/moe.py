@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from refmoe.chips import Mma
 from refmoe.draw import Draw
 from refmoe.errors import RefmoeError
+from refmoe.families import pairs
 from refmoe.families.activation import PARAMS, VARIANT, check_params
 from refmoe.families.case import Shape, number, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids, padding_ids
@@ -64,7 +65,7 @@ _LAYOUT = "128x4"
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _LIMITS = Limits(reason="a layer's activations are neither constant nor mostly zero")
 _SMALL_LIMITS = Limits(zeros=0.9, reason="policies make zeros of tokens that are small")
-_ODD_LIMITS = Limits(zeros=0.2, saturated=0.7, nans=0.7, reason="of three tokens two are odd")
+_ODD_LIMITS = Limits(zeros=0.2, saturated=0.85, nans=0.85, reason="of three tokens two are odd")
 _SUMS = Limits(zeros=0.02, nans=0.0, reason="tokens that have experts here have an output")
 _IDENTITY = 127
 _CODE_RMS = 2.93  # of uniform E2M1 codes
@@ -220,11 +221,10 @@ def layer_inputs(case: Case) -> Inputs:
         quantized = quantize_mxfp8(x, mode=case.mode, edge=case.edge)
         x, scales = quantized.codes, quantized.scales
     biased, experts = case.bias in ("distinct", "first"), np.arange(case.first_expert, case.first_expert + shape.e)
-    own = case.params == "distinct"
     # Powers of two, by which the reference multiplies block scales: it has no global ones.
     shifts = np.array([1, -1, 0])
     alphas = [np.ldexp(np.float32(1), np.roll(shifts, turn)[experts % shifts.size]) for turn in (0, 1)]
-    gate_up_alpha, down_alpha = alphas if case.get("global_scales", "none") == "distinct" else (None, None)
+    own, scaled = case.params, case.get("global_scales", "none")
     return {
         "x": x,
         "input_sf": scales,
@@ -234,19 +234,19 @@ def layer_inputs(case: Case) -> Inputs:
         "gate_up_scales": weights.gate_up.scales,
         "down": weights.down.codes,
         "down_scales": weights.down.scales,
-        "gate_up_alpha": gate_up_alpha,
-        "down_alpha": down_alpha,
+        "gate_up_alpha": alphas[0] if scaled in ("distinct", "first") else None,
+        "down_alpha": alphas[1] if scaled in ("distinct", "second") else None,
         "gate_up_bias": _biases("gate-up-bias", case.seed, experts, 2 * shape.n) if biased else None,
         # Of a tensor-parallel group one rank alone adds it.
         "down_bias": _down_bias(case) if not case.get("tp_rank", 0) else None,
-        "swiglu_alpha": (1.702 - experts / 8 % 1.5).astype(np.float32) if own else None,
-        "swiglu_beta": (1 + experts % 5 / 4).astype(np.float32) if own else None,
+        "swiglu_alpha": (1.702 - experts / 8 % 1.5).astype(np.float32) if own in ("distinct", "alpha") else None,
+        "swiglu_beta": (1 + experts % 5 / 4).astype(np.float32) if own in ("distinct", "beta") else None,
         "swiglu_limit": _limits(experts, case.params),
     }
 
 
 def _limits(experts: NDArray[np.int64], params: str) -> NDArray[np.float32] | None:
-    limits = {"distinct": 7 - experts % 6, "closed": np.where(experts % 8 == 0, 0, 7)}
+    limits = {"distinct": 7 - experts % 6, "limit": 7 - experts % 6, "closed": np.where(experts % 8 == 0, 0, 7)}
     return limits[params].astype(np.float32) if params in limits else None
 
 
@@ -530,8 +530,8 @@ def _check(case: Case) -> None:
 _PATH = word("path", "separate", "fused", "ready")
 _PATHS = _PATH.words
 
-#: Whether each expert's products have a factor of their own, a power of two.
-GLOBAL_SCALES = word("global_scales", "none", "distinct")
+#: Whether each expert's products, or the first or the second alone, have a factor of their own, a power of two.
+GLOBAL_SCALES = word("global_scales", "none", "distinct", "first", "second")
 #: The rank in a tensor-parallel group, of which the first alone adds the bias of the second product.
 _TP_RANK = number("tp_rank")
 #: Whether the narrow tiles are asked for, which decide no result.
@@ -601,14 +601,9 @@ def _default() -> Iterator[Case]:
     for number_of, path in enumerate(_PATHS):
         dtype = "fp16" if path != "ready" else "bf16"
         yield _case("gaussian", 5, 160, 96, 6, 3, path, dtype=dtype, global_scales="distinct", tp_rank=number_of)
-    for edge, min_latency in (("flashinfer", "yes"), ("exact", "yes")):
-        options = {
-            "edge": edge,
-            "min_latency": min_latency,
-            "params": "distinct",
-            "global_scales": "distinct",
-        }
-        yield _case("gaussian", 7, 96, 64, 99, 5, "fused", first_expert=99, ranks=2, **options)
+    few: dict[str, Any] = {"min_latency": "yes", "params": "distinct", "global_scales": "distinct"}
+    for edge in ("flashinfer", "exact"):
+        yield _case("gaussian", 7, 96, 64, 99, 5, "fused", first_expert=99, ranks=2, edge=edge, **few)
     yield _case("gaussian", 2, 64, 32, 128, 4, "separate", dtype="fp16", min_latency="yes", mode="floor")
     yield _case("gaussian", 2, 64, 32, 256, 8, "fused", tp_rank=1)  # as many experts as DeepSeek-V3 has
     for m in (127, 128, 129):  # a tile of one expert's tokens, and a token less and more
@@ -623,6 +618,9 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 4, 64, 32, 4, 2, "ready", entry="output", input_sf="128x4", params="distinct")
     more: dict[str, Any] = {"first_expert": 4, "ranks": 2, "tp_rank": 1, "global_scales": "distinct", "mode": "floor"}
     yield _case("gaussian", 3, 64, 32, 4, 2, "separate", entry="function", edge="flashinfer", variant="silu", **more)
+    for fill, choices in (("gaussian", pairs.MOE), (ODD, pairs.ODD_MOE)):  # any two options together
+        for chosen in pairs.pairwise(choices, pairs.moe_agrees):
+            yield _case(fill, 6, 96, 96, 3, 3, ranks=2, **chosen)
 
 
 def _full() -> Iterator[Case]:

@@ -339,10 +339,12 @@ def _default() -> Iterator[Case]:
         yield _case("scale-bytes", 3, k, layout="128x4")
     for layout in ("linear", "128x4"):  # blocks, and bytes of swizzled scales, past 2^31
         yield _case("fingerprint", 3, 64, layout=layout, rows_before=FAR_ROWS)
+        yield _case("fingerprint", 3, 144, layout=layout, rows_before=FAR_ROWS)  # and past 2^32
     for layout in ("linear", "128x4"):
         yield _case("fingerprint", LOOPING_ROWS, 16, layout=layout)
         yield _case("wide-range", 3, 8208, layout=layout)  # a row wider than a CTA, by one block
         yield _case("fingerprint", 1, 16400, layout=layout)  # three rounds, and more groups than a byte counts
+        yield _case("fingerprint", 1, 24_592, layout=layout)  # and four
         yield _case("gaussian", 0, 2880, layout=layout)
         yield _case("wide-range", 66, 8208, layout=layout, multiprocessors=1)  # and more of them than CTAs
     yield _case("fingerprint", 1, 16_464, dtype="fp16", layout="128x4")

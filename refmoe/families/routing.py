@@ -499,6 +499,9 @@ def _default() -> Iterator[Case]:
     yield _route("gaussian", 4104, 8, 32, ranks=5)
     # Choices of the expert in front of a rank's first one, which no byte counts.
     yield _route("gaussian", 17, 130, 32, first_expert=130, ranks=2)
+    for m in (8, 70):  # given experts whose ids, and ids on this rank, are past 2^15
+        yield _route("given", m, 8, 2, dtype="ids", first_expert=40_000, ranks=5002, routing="same-experts")
+    yield _route("given", 8, 40_000, 4, dtype="ids")
     for dtype in ("f32", "bf16"):  # logits past the 2^31st: of 2^32 the executor could not number the threads
         yield _route("gaussian", 24, 1024, 1, dtype=dtype, rows_before=1 << 21)
     for e, t in _ROUTERS:

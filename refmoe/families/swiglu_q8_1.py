@@ -157,6 +157,8 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", 5, 64, 3, dtype=dtype, rows_before=(1 << 24) - 128)
     yield _case("gaussian", 11008, 32, 8)  # more rows than CTAs
     yield _case("gaussian", 2, 2080, 2, dtype="f32")  # a row wider than a CTA, by one block
+    for dtype in ("bf16", "f32"):  # and than sixteen of them
+        yield _case("fingerprint", 2, 8224, 2, dtype=dtype)
     # Rows of several slices, more of them than CTAs; and as many experts as Kimi K2 has, more than a byte counts.
     yield _case("fingerprint", 40, 1120, 3, multiprocessors=1)
     yield _case("gaussian", 384, 32, 384, params="distinct", routing="all-one-token", multiprocessors=1)

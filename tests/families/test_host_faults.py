@@ -86,6 +86,53 @@ FAULTS = (
         'check_int32("offsets", rows',
         "activation:bf16:m5k64e3:gaussian:params=distinct:bias=distinct:wrong=offsets-of_many_experts:seed7@ptx",
     ),
+    HostFault(
+        "the mode of an activation of BF16 alone",
+        "moe/launches.py",
+        "swiglu_kernel(options.variant, options.mode,",
+        'swiglu_kernel(options.variant, options.mode if options.dtype == "bf16" else "rceil",',
+        "moe:fp16:m6k96n96e3t3:gaussian:variant=silu:mode=floor:edge=flashinfer:bias=distinct:global_scales=distinct:"
+        "tp_rank=1:min_latency=yes:entry=function:first_expert=3:ranks=2:poison=0x7F:seed7@ptx",
+    ),
+    HostFault(
+        "limits beside alphas alone",
+        "moe/launches.py",
+        "buffers.swiglu_beta, buffers.swiglu_limit),",
+        "buffers.swiglu_beta, buffers.swiglu_limit if buffers.swiglu_alpha is not None else None),",
+        "moe:bf16:m6k96n96e3t3:gaussian:params=limit:bias=second:global_scales=first:entry=function:ranks=2:poison=0x7F:"
+        "seed7@ptx",
+    ),
+    HostFault(
+        "a factor of the second product beside one of the first alone",
+        "moe/launches.py",
+        "buffers.gate_up_alpha if first else",
+        "buffers.gate_up_alpha if first or buffers.gate_up_alpha is None else",
+        "moe:fp16:m6k96n96e3t3:gaussian:path=fused:mode=floor:params=distinct:bias=second:global_scales=second:"
+        "tp_rank=1:entry=output:first_expert=3:ranks=2:poison=0x7F:seed7@ptx",
+    ),
+    HostFault(
+        "SiLU where a chain neither begins nor ends alone",
+        "moe/integer.py",
+        "swiglu_q8_1_kernel(self.variant,",
+        'swiglu_q8_1_kernel(self.variant if (self.quantization, self.output) != ("ready", "bf16") else "gpt_oss",',
+        "integer_moe:q8_1:m6k96n96e3t3:gaussian:path=llama_cpp:variant=silu:bias=first:ranks=2:poison=0x7F:seed7@ptx",
+    ),
+    HostFault(
+        "the router's kernel for the experts of this rank",
+        "moe/deepseek.py",
+        "deepseek_route_kernel(options.logits, shape.all_experts,",
+        "deepseek_route_kernel(options.logits, shape.experts,",
+        "deepseek_moe:bf16:m3k128n128e66t4:gaussian:groups=10:top_groups=4:shared=none:first_expert=66:ranks=5:"
+        "poison=0x7F:seed7@ptx",
+    ),
+    HostFault(
+        "scales of a layer without a shared expert always FP32",
+        "moe/deepseek.py",
+        'deepseek_expand_kernel("bf16", rules.quantizer, rules.scales)',
+        'deepseek_expand_kernel("bf16", rules.quantizer, rules.scales if shared else "fp32")',
+        "deepseek_moe:bf16:m7k256n128e4t2:gaussian:router=given:rule=trtllm:policy=exact:scales=ue8m0:order=bf16:"
+        "shared=none:layout=mn_major:entry=function:first_expert=4:ranks=2:poison=0x7F:seed7@ptx",
+    ),
 )
 
 

@@ -409,6 +409,7 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", 5, 128, 3, dtype=dtype, policy=policy, rows_before=_FAR_ROWS)
     for dtype in ("bf16", "f32"):  # and those of the codes
         yield _case("fingerprint", 5, 256, 3, dtype=dtype, rows_before=_FAR_ROWS)
+        yield _case("fingerprint", 5, 640, 3, dtype=dtype, rows_before=_FAR_ROWS)  # and past 2^32
     yield _case("fingerprint", 5, 128, 1, ranks=2, first_expert=1)  # a rank of one expert
     number = 0
     for fill in _FILLS:

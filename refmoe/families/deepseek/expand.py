@@ -149,9 +149,15 @@ def _default() -> Iterator[Case]:
     for layout in LAYOUTS:
         yield _case("fingerprint", 1, 16512, 4, 2, layout=layout)  # three rounds of a CTA
     yield _case("fingerprint", 66, 8320, 4, 1, multiprocessors=1)  # and more of them than CTAs
+    for dtype in ("bf16", "f32"):  # five rounds of all CTAs, the last one short
+        yield _case("fingerprint", 261, 128, 4, 2, dtype=dtype, multiprocessors=1)
+    for m in (1, 2):  # few tokens with as many choices as there may be
+        yield _case("fingerprint", m, 128, 40, 32)
     for m in (3, 4, 5):
         yield _case("fingerprint", m, 4096 + 128 * (m - 4), 99, 5, routing="uniform")  # a CTA's elements, a tile beside
     yield _case("fingerprint", 5, 128, 3, 1, rows_before=1 << 28)  # pieces of 16 elements past 2^31
+    for dtype in ("bf16", "f32"):  # and past 2^32, where an index without a sign wraps too
+        yield _case("fingerprint", 5, 384, 3, 1, dtype=dtype, rows_before=1 << 28)
     yield _case("gaussian", 0, 7168, 8, 2)
     # Each entry has machine code of its own: each meets every fill.
     for fill, policy, scales, dtype in product(_FILLS, POLICIES, SCALES, ("bf16", "f32")):

@@ -193,6 +193,8 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 2, 256, 3, 1, dtype=dtype, rows_before=FAR_SUMS // 4)  # and past 2^32
     yield _case("gaussian", LOOPING_ROWS, 32, 8, 2)
     yield _case("gaussian", 2, 8224, 4, 3, dtype="f32")  # a row wider than two rounds of a CTA
+    for dtype in _DTYPES:  # and than three
+        yield _case("gaussian", 2, 12_320, 4, 3, dtype=dtype)
     yield _case("cancelling", 3, 96, 40, 32)  # as many ranks as there may be
     for k in (8, 24, 264, 1000):  # of a thread's columns, but of no block
         yield _case("gaussian", 3, k, 6, 2, dtype="f32" if k % 3 else "bf16", scale="2.5")

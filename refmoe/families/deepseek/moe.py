@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from refmoe.cuda.deepseek_gemm import accumulation_models
 from refmoe.draw import Draw
 from refmoe.errors import RefmoeError
+from refmoe.families import pairs
 from refmoe.families.block_fp8 import TileCodes
 from refmoe.families.case import Shape, number, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids, padding_ids
@@ -66,7 +68,7 @@ if TYPE_CHECKING:
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _TILE = 128
 _LIMITS = Limits(zeros=0.45, reason="a layer's activations are neither constant nor mostly zero")
-_EXTREME = Limits(zeros=0.9, nans=0.9, scales=1, reason="NaN, infinities and overflows are what it is made of")
+_EXTREME = Limits(zeros=0.9, saturated=0.25, nans=0.9, scales=1, reason="it is made of NaN, infinities and overflows")
 _SUMS = Limits(zeros=0.02, nans=0.0, reason="tokens that have experts here have an output")
 _ANY_SUMS = Limits(zeros=0.9, nans=1.0, reason="a NaN of a token reaches all of its columns")
 
@@ -166,8 +168,12 @@ _REFERENCE: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 #: Where choices come from, and the factor on the weights: FP32 logits with a correction bias and DeepSeek-V3's factor;
-#: given ids and weights, which have none; BF16 logits without a bias, under a factor of no model.
-_SCALES: Mapping[str, float] = MappingProxyType({"logits": 2.5, "given": 2.5, "bf16": 0.75})
+#: given ids and weights, which have none; BF16 logits without a bias, under a factor of no model; and either logits the
+#: other way round.
+_SCALES: Mapping[str, float] = MappingProxyType(
+    {"logits": 2.5, "given": 2.5, "bf16": 0.75, "unbiased": 0.75, "biased-bf16": 2.5}
+)
+_OF_BF16, _BIASED = ("bf16", "biased-bf16"), ("logits", "biased-bf16")
 
 #: How many shared experts there are, side by side. DeepSeek-V3 has one.
 _SHARED: Mapping[str, int] = MappingProxyType({"added": 2, "none": 0, "one": 1})
@@ -184,10 +190,10 @@ def _inputs(case: Case) -> Inputs:
     always = drawn_expert(case.seed, -1, shape.k, _shared_width(case)) if _shared_width(case) else None
     return {
         "x": x,
-        "logits": (draw.normal((shape.m, total)) * 2).astype(_BF16 if case.router == "bf16" else np.float32)
+        "logits": (draw.normal((shape.m, total)) * 2).astype(_BF16 if case.router in _OF_BF16 else np.float32)
         if from_logits
         else None,
-        "bias": (draw.normal((total,)) / 7).astype(np.float32) if case.router == "logits" else None,
+        "bias": (draw.normal((total,)) / 7).astype(np.float32) if case.router in _BIASED else None,
         "topk_ids": None if from_logits else expert_ids(case),
         "topk_weights": None if from_logits else _weights(draw, shape.m, shape.t),
         "gate_up": np.stack([each.gate_up.codes for each in experts]),
@@ -462,8 +468,6 @@ def _check(case: Case) -> None:
 _MODELS = tuple(ASSUMPTIONS)
 #: What the reference alone has, for somebody else's layer: TensorRT-LLM's quantizers, and the products of SM100.
 _SM100, _TRTLLM = "sm100", "trtllm"
-
-
 #: Whether launch by launch, by the one function, or launch by launch with the arrays as they come of a layer.
 _ENTRY = word("entry", "launches", "function", "layer", launch=True)
 
@@ -487,10 +491,9 @@ def _quick() -> Iterator[Case]:
 def _default() -> Iterator[Case]:
     yield _case("specials", 7, 256, 128, 8, 2)
     yield _case("gaussian", 2, 128, 128, 4, 2, groups=2, top_groups=1, entry="function")
+    routed: dict[str, Any] = {"router": "given", "shared": "none"}
     for ranks in (1, 2):
-        yield _case(
-            "gaussian", 2, 128, 128, 4, 2, router="given", shared="none", entry="function", ranks=ranks, poison=0
-        )
+        yield _case("gaussian", 2, 128, 128, 4, 2, entry="function", ranks=ranks, poison=0, **routed)
     # Choices of all experts, of which the second rank has some; and of the first rank, all of whose experts have rows.
     yield _case("gaussian", 6, 256, 128, 4, 3, first_expert=4, ranks=2, entry="layer")
     yield _case("gaussian", 6, 128, 256, 3, 4, router="given", shared="none", ranks=2, entry="layer")
@@ -504,30 +507,27 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", 9, 256, 128, 6, 2, router="given", routing="padded", layout="mn_major")
     yield _case("gaussian", 3, 128, 128, 4, 2, router="given", routing="unset")
     # Tiles that end behind the last row that has an expert here: what nobody wrote is read, and decides nothing.
-    options: dict[str, Any]
-    for layout, rank in (("k_major", {}), ("mn_major", {"first_expert": 8, "ranks": 2})):
-        options = {"router": "given", "routing": "padded", "model": "sm90_wgmma_fp8", "layout": layout, **rank}
-        yield _case("gaussian", 70, 128, 128, 8, 2, **options)
+    options: dict[str, Any] = {"router": "given", "routing": "padded", "model": "sm90_wgmma_fp8"}
+    yield _case("gaussian", 70, 128, 128, 8, 2, **options)
+    yield _case("gaussian", 70, 128, 128, 8, 2, layout="mn_major", first_expert=8, ranks=2, **options)
     yield _case("gaussian", 6, 128, 128, 4, 4, first_expert=4, ranks=4, groups=8, top_groups=4)  # a rank in the middle
     yield _case("gaussian", 3, 128, 256, 8, 2, shared="one")
     yield _case("gaussian", 2, 128, 128, 8, 2, router="bf16")
+    # A router of more than 256 experts, of which this rank has a fifth.
+    yield _case("gaussian", 3, 128, 128, 66, 4, first_expert=66, ranks=5, groups=10, top_groups=4, shared="none")
     yield _case("gaussian", 3, 128, 128, 4, 2, router="bf16", rule="trtllm", ranks=2)  # the first of two ranks
     yield _case("gaussian", 6, 128, 128, 4, 4, first_expert=8, ranks=4, groups=8, top_groups=4, shared="none")
     yield _case("gaussian", 3, 128, 128, 4, 2, router="given", routing="elsewhere", first_expert=4, ranks=2)
     for m in (16, 40, 130):
         yield _case("gaussian", m, 128, 128, 8, 2, layout=LAYOUTS[m % 4 // 2])  # every width of tile
     yield _case("gaussian", 2, 256, 128, 256, 8, groups=8, top_groups=4)  # the router of DeepSeek-V3
-    for turn, order in enumerate(ORDERS):
-        options = {
-            "order": order,
-            "rule": RULES[turn % 2],
-            "scales": SCALES[turn % 2],
-            "layout": LAYOUTS[turn % 2],
-        }
-        policy = POLICIES[turn % 2]
-        yield _case("fingerprint", 3, 128, 128, 99, 5, groups=3, top_groups=2, policy=policy, **options)
+    for order, rule, scales, layout, policy in zip(ORDERS, RULES, SCALES, LAYOUTS, POLICIES, strict=True):
+        options = {"order": order, "rule": rule, "scales": scales, "layout": layout, "policy": policy}
+        yield _case("fingerprint", 3, 128, 128, 99, 5, groups=3, top_groups=2, **options)
     yield _case("gaussian", 9, 128, 128, 3, 1, router="given", routing="same-experts", shared="none")
     yield _case("gaussian", 0, 128, 128, 8, 2)
+    for fill, chosen in product(("gaussian", "specials"), pairs.pairwise(pairs.DEEPSEEK_MOE)):  # any two options
+        yield _case(fill, 7, 256, 128, 4, 2, ranks=2, **chosen)
 
 
 def _full() -> Iterator[Case]:

@@ -560,6 +560,10 @@ def _default() -> Iterator[Case]:
             yield _case("gaussian", 3, experts, 6, 8, 4, rule=rule, scale="tiny")
         for experts, dtype in product((256, 512), ("f32", "bf16")):  # as many choices as a warp has lanes
             yield _case("gaussian", 2, experts, 32, 8, 4, rule=rule, dtype=dtype)
+    # More choices than 2^16, and than 2^17: as many as one long prompt has; and tokens themselves past 2^16.
+    for rule, dtype in zip(RULES, ("f32", "bf16"), strict=True):
+        yield _case("gaussian", 16_500, 16, 8, 4, 3, rule=rule, dtype=dtype)
+    yield _case("gaussian", 65_600, 8, 1, 2, 1, dtype="bf16")
     yield _case("gaussian", 0, *_ROUTERS[0])
     # Each entry has machine code of its own: each meets every fill. More than 256 experts take the wider ones.
     for fill, dtype, rule in product(_PLAIN, ("f32", "bf16"), RULES):

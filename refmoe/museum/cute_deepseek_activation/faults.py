@@ -113,6 +113,11 @@ FAULTS = (
         literally("Int32(groups[cute.size(groups) - 1])", "Int32(groups[cute.size(groups) - 1]) & 0x1FFF"),
     ),
     CuteFault(
+        "cute-sixth-round-left-out", "the sixth round of a row is left out", "loop",
+        f"{_FAMILY}:bf16:m2k12416e2:fingerprint:seed7@ptx", "activation.py",
+        literally("lane += THREADS", "lane += THREADS if lane < 4 * THREADS else 2 * THREADS"),
+    ),
+    CuteFault(
         "cute-ptx-codes-swapped", "two neighbouring codes are swapped", "operand", _DECODE, "",
         Edit(r"(cvt\.rn\.satfinite\.e4m3x2\.f32\s+%rs\d+, )(%r\d+), (%r\d+);", r"\1\3, \2;", 1, 8),
     ),

@@ -58,7 +58,9 @@ def _default() -> Iterator[Case]:
             yield _case(
                 fill, 6, 640, 5, dtype=dtype, policy=policy, scales=scales, rows=rows, layout=LAYOUTS[number % 2]
             )
-    yield _case("fingerprint", 2, 8320, 2, layout="mn_major")  # a row wider than a CTA, by one tile
+    yield _case("fingerprint", 2, 8320, 2, layout="mn_major")  # a row wider than four rounds of a CTA, by one tile
+    for dtype in ("bf16", "f32"):  # and than six
+        yield _case("fingerprint", 2, 12_416, 2, dtype=dtype)
     yield _case("fingerprint", 40, 128, 2, layout="mn_major", multiprocessors=1)  # more rows than CTAs
     yield _case("fingerprint", 12, 128, 4, rows="masked", scales="ue8m0", multiprocessors=1)
     yield _case("fingerprint", 8200, 128, 2, layout="mn_major")  # more rows than 13 bits number
