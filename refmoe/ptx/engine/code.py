@@ -155,6 +155,14 @@ class Code:
         return handle_uses(each for each in self.entry.body or () if isinstance(each, Instruction))
 
     @cached_property
+    def counts_copies(self) -> bool:
+        """Whether barriers in memory count copies of `cp.async`."""
+        return any(
+            isinstance(each, Instruction) and each.opcode.startswith("cp.async.mbarrier.arrive")
+            for each in self.entry.body or ()
+        )
+
+    @cached_property
     def windows(self) -> Windows:
         """Which strong accesses may be put off."""
         return Windows(self.program)
