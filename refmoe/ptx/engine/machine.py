@@ -159,7 +159,7 @@ class Machine(Runner):
         self.copies = self.add(Copies(self, self.code.counts_copies))
         self.bulk = self.add(Bulk(self))
         self.add(MapLooks())
-        self.mbarriers = self.add(Mbarriers(self, waits, self.bulk))
+        self.mbarriers = self.add(Mbarriers(self, waits, self.bulk, self.code.invalidates))
         if launch.following is not None:
             self.undefined = UndefinedFollower(self, self.code, launch.following)
         self.native = self.add(NativeState(self, self.code))

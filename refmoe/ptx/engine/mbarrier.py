@@ -73,10 +73,13 @@ class Mbarriers(MbarrierTable):
         machine: the lanes.
         waits: the wait that begins each block which begins with one.
         transactions: the bulk copies of these lanes.
+        invalidates: whether there are `mbarrier.inval`.
     """
 
-    def __init__(self, machine: Lanes, waits: Mapping[int, Wait], transactions: Transactions) -> None:
-        super().__init__(machine)
+    def __init__(
+        self, machine: Lanes, waits: Mapping[int, Wait], transactions: Transactions, invalidates: bool
+    ) -> None:
+        super().__init__(machine, invalidates)
         self._waits = waits
         self._bulk = transactions
         self._arrivals: list[CountedArrivals] = []
@@ -171,15 +174,20 @@ class Mbarriers(MbarrierTable):
 
         Raises:
             MisuseError: no object, or one at which lanes wait or on which copies will arrive.
+            RaceError: nothing orders another lane's use of it before.
         """
         ids = self.objects(frame, access, address, lanes)
         used = np.isin(ids, self.at[self.at > 0]) | (self.announced[ids] > 0) | (self._bulk.owed(ids) > 0)
         if used.any():
             bad = int(np.argmax(used))
             raise self.machine.misuse(access.instruction, lanes[bad], f"{self.name(self.slot[ids[bad]])} is in use")
+        self.check_users(frame, access, ids, lanes)
         self.number(self.slot[ids], 0)
         if self.machine.clocks is not None:
-            shadow_of(self.machine.shared).mark(self.slot[ids] * OBJECT_BYTES, OBJECT_BYTES, self._creation[ids])
+            # Who comes next has to come after this, and not only after the initialisation.
+            shared, index = self.machine.shared, self.slot[ids] * OBJECT_BYTES
+            shadow_of(shared).note(frame, access, shared, index, lanes, OBJECT_BYTES, "write")
+            shadow_of(shared).mark(index, OBJECT_BYTES, self.machine.clocks.record(lanes))
 
     # Counting
 

@@ -474,9 +474,10 @@ class RaceShadow:
         return at, who
 
     def ordered_after(
-        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, records: Array
-    ) -> None:
-        """Each lane's use of an object must come after the write `records` [n] that made it."""
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, records: Array,
+        kind: str = "write-read",
+    ) -> None:  # fmt: skip
+        """Each lane's use of an object must come after `records` [n]: the write that made it, or earlier uses."""
         asked = frame.machine.orders(order.functions().follows, region, records, lanes, access.width, WEAK)
         if asked == OrderStatus.DONE:
             return
@@ -484,7 +485,7 @@ class RaceShadow:
         bad = self._conflicts(frame, lanes, records, mine)
         if bad.size:
             first = bad[0]
-            self._report(frame, access, region, int(index[first]), lanes[first], records[first], "write-read")
+            self._report(frame, access, region, int(index[first]), lanes[first], records[first], kind)
 
     def written(self, at: Array) -> Array:
         """The records of the last writes of slots `at` [n], also of what is guarded."""

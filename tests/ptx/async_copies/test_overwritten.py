@@ -99,3 +99,35 @@ def test_a_region_of_which_all_is_kept_has_it_too(monkeypatch: pytest.MonkeyPatc
     for store in (STORES["all of it"], STORES["a bulk copy"].format(label="L")):
         with pytest.raises(ptx.MisuseError, match="this overwrites it"):
             launch("bar.sync 0;" + store)
+
+
+# `mbarrier.inval` by a thread that does not come after the others
+
+ARRIVES = "@!%p9 mbarrier.arrive.shared.b64 _, [bar+8];"
+COMPLETE = "C: mbarrier.try_wait.parity.shared.b64 %p1, [bar+8], 0; @!%p1 bra C;"
+OTHER_INVAL = "@!%p8 mbarrier.inval.shared.b64 [bar+8];"
+MEET = "bar.sync 0;"
+
+
+@pytest.mark.parametrize("uses", [
+    ARRIVES,
+    ARRIVES + COMPLETE,
+    "@!%p9 mbarrier.expect_tx.shared.b64 [bar+8], 4; @!%p9 mbarrier.complete_tx.shared.b64 [bar+8], 4;",
+    "mbarrier.test_wait.parity.shared.b64 %p1, [bar+8], 0;",
+], ids=["an arrival", "a wait", "bytes", "a question"])  # fmt: skip
+def test_a_use_that_nothing_orders_before_inval_is_a_race(uses: str) -> None:
+    with pytest.raises(ptx.RaceError, match=r"read-write race on byte 8 .* thread \(37, 0, 0\) writes after"):
+        launch(MEET + uses + OTHER_INVAL)
+    launch(MEET + uses + MEET + OTHER_INVAL)
+
+
+def test_who_sees_the_phase_complete_comes_after_its_arrivals() -> None:
+    launch(MEET + ARRIVES + "@%p8 bra E;" + COMPLETE + OTHER_INVAL + "E:")
+
+
+@pytest.mark.parametrize("store", ["@!%p9 st.shared.u64 [bar+8], %d1;", "@!%p9 mbarrier.init.shared.b64 [bar+8], 1;"])
+def test_what_comes_next_comes_after_inval(store: str) -> None:
+    # Thread 0 made the barrier, thread 37 gives it back.
+    with pytest.raises(ptx.RaceError, match=r"write-write race on byte 8 .* by thread \(37, 0, 0\)"):
+        launch(MEET + OTHER_INVAL + store)
+    launch(MEET + OTHER_INVAL + MEET + store)
