@@ -93,6 +93,8 @@ class RacingReads(RaceWitness):
         found: what this run found.
         fault: the first race that is not of a plain read alone, or whose value was used, or None.
         gives_up: whether there are more reads than are taken down.
+        checks: line and text of each CAS that compared such a value with what was there, see
+            `refmoe.ptx.engine.undefined.compared`.
     """
 
     def __init__(
@@ -103,6 +105,8 @@ class RacingReads(RaceWitness):
         self.found: dict[Read, RacedWith] = {}
         self.fault: RaceError | None = None
         self.gives_up = False
+        self.checks: set[tuple[int, str]] = set()
+        self._checked: set[tuple[int, str]] = set()
         self._by_place: dict[ReadBy, dict[tuple[int, int], tuple[Read, RacedWith]]] = defaultdict(dict)
         for read, raced in known.items():
             self._by_place[read.place][read.thread, read.number] = read, raced
@@ -235,6 +239,16 @@ class RacingReads(RaceWitness):
                 self._followed[read].update(inside)
         return (mask, errors) if errors else None
 
+    def check(self, instruction: Instruction, reads: list[Instruction]) -> None:
+        """A CAS has checked what some instructions had read."""
+        self.checks.add((instruction.line, instruction.text))
+        self._checked.update((each.line, each.text) for each in reads)
+
+    @property
+    def checks_all(self) -> bool:
+        """Whether a CAS has checked what each instruction read whose reads race."""
+        return all((read.place.line, read.place.text) in self._checked for read in self.found)
+
     def refuse(self, error: RaceError) -> None:
         """The value of a read that raced is used, see `RaceError.use`.
 
@@ -264,5 +278,7 @@ class RacingReads(RaceWitness):
 
     def warnings(self) -> tuple[RaceError, ...]:
         """The races of reads whose values nobody used, one for each cause."""
-        causes = {raced.error.cause: raced.error for raced in reversed(self.found.values())}
-        return tuple(each.unused() for each in reversed(causes.values()))
+        causes: dict[Any, RaceError] = {}
+        for read, raced in reversed(self.found.items()):
+            causes[raced.error.cause] = raced.error.unused((read.place.line, read.place.text) in self._checked)
+        return tuple(reversed(causes.values()))

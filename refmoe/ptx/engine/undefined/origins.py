@@ -63,9 +63,21 @@ class Absent:
 
 @dataclass(frozen=True)
 class Raced:
-    """Reads that race. `errors`: what that of each thread raced with."""
+    """Reads that race.
+
+    Attributes:
+        errors: what that of each thread raced with.
+        region: name of the memory.
+        begin: int64 [n], the first byte that each thread read, among those of the whole launch.
+        width: bytes of each.
+        instruction: which reads.
+    """
 
     errors: Sequence[RaceError]
+    region: str
+    begin: Array
+    width: int
+    instruction: Instruction
 
 
 @dataclass(frozen=True)
