@@ -489,9 +489,8 @@ def combining(region: Region, index: Array, width: int, element: int) -> np.int6
     Each element is an atomic of its own: it does not race with others of the very same bytes.
     """
     shadow = shadow_of(region)
-    if isinstance(shadow, ExactShadow):
-        return np.int64(GRID << STRENGTH_SHIFT)
-    return shadow.strength(index, width, element, GRID)
+    flags = np.int64(GRID << STRENGTH_SHIFT)
+    return flags if isinstance(shadow, ExactShadow) else shadow.strength(index, width, element, GRID)
 
 
 def global_write(
