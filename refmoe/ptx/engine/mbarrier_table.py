@@ -192,14 +192,23 @@ class MbarrierTable:
     def check_users(self, frame: Frame, access: Access, ids: Array, lanes: Array) -> None:
         """`lanes` [n] are about to invalidate objects `ids` [n].
 
+        Of another warp only the lane that is known best has to be: a pipeline of libcu++ ends with a `match.sync` and a
+        count by one lane, which orders no memory, but cannot come before all lanes of the warp have done with it.
+
         Raises:
-            RaceError: another lane has used one, and nothing orders that before.
+            RaceError: another warp has used one, and nothing orders that before.
         """
         if not self._users:
             return
-        which, users = np.nonzero(self._used[ids])
+        clocks, used = self.machine.clocks, self._used[ids]
+        for row, lane in enumerate(lanes.tolist()):
+            (number,) = clocks.rows(np.array([lane])).tolist()
+            known = clocks.known_threads(number).reshape(-1, LANES).max(axis=1)
+            known[lane // LANES % len(known)] = clocks.now
+            used[row, used[row] <= np.repeat(known, LANES)] = 0
+        which, users = np.nonzero(used)
         first = self.machine.first_thread + lanes[which] // self._users * self._users
-        records = (self._used[ids[which], users] << STEP_SHIFT) + first + users
+        records = (used[which, users] << STEP_SHIFT) + first + users
         where = self.slot[ids[which]] * OBJECT_BYTES
         shadow_of(self.machine.shared).ordered_after(
             frame, access, self.machine.shared, where, lanes[which], records, "read-write"
