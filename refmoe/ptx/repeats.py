@@ -152,7 +152,8 @@ class Repeats:
         fault = racing.lost() or racing.fault
         if fault is not None:
             raise self._told(fault)
-        if self._looks_at_others():
+        # A value that a CAS has compared was not thrown away for another reason.
+        if not racing.checks_all and self._looks_at_others():
             raise self._race
         return False
 
@@ -199,17 +200,14 @@ class Repeats:
         """Whether the entry uses what a strong read, an atomic or a look at an mbarrier returns.
 
         That may decide whether a value that was read in a race is thrown away, as in a sequence lock. Under another
-        schedule it is used then, so that one run without a use tells nothing. A CAS that checked each such value is
-        none of these: where it throws one away, that was wrong.
+        schedule it is used then, so that one run without a use tells nothing.
         """
-        assert self.racing is not None
-        checks = self.racing.checks if self.racing.checks_all else set()
         instructions = [each for block in self._code().program.blocks for each in instructions_of(block)]
         used = {register.name for each in instructions for register in results_and_uses(each)[1]}
         return any(
             register.name in used
             for each in instructions
-            if _is_strong_read(each.opcode) and (each.line, each.text) not in checks
+            if _is_strong_read(each.opcode)
             for register in results_and_uses(each)[0]
         )
 

@@ -93,8 +93,6 @@ class RacingReads(RaceWitness):
         found: what this run found.
         fault: the first race that is not of a plain read alone, or whose value was used, or None.
         gives_up: whether there are more reads than are taken down.
-        checks: line and text of each CAS that compared such a value with what was there, see
-            `refmoe.ptx.engine.undefined.compared`.
     """
 
     def __init__(
@@ -105,8 +103,7 @@ class RacingReads(RaceWitness):
         self.found: dict[Read, RacedWith] = {}
         self.fault: RaceError | None = None
         self.gives_up = False
-        self.checks: set[tuple[int, str]] = set()
-        self._checked: set[tuple[int, str]] = set()
+        self._checked: set[Read] = set()
         self._by_place: dict[ReadBy, dict[tuple[int, int], tuple[Read, RacedWith]]] = defaultdict(dict)
         for read, raced in known.items():
             self._by_place[read.place][read.thread, read.number] = read, raced
@@ -207,7 +204,7 @@ class RacingReads(RaceWitness):
 
     def raced(
         self, region: str, instruction: Instruction, begin: Array, width: int, threads: Array
-    ) -> tuple[Array, list[RaceError]] | None:
+    ) -> tuple[Array, list[RaceError], list[Read]] | None:
         """What is to be followed of the reads that are being made.
 
         Args:
@@ -218,7 +215,8 @@ class RacingReads(RaceWitness):
             threads: int64 [n], who reads. Rows of a matrix are those of all lanes of a warp.
 
         Returns:
-            bool [n, width], the bytes that raced, and of each row that has some what they raced with; None for none.
+            bool [n, width], the bytes that raced, and of each row that has some what they raced with and the read; or
+            None.
         """
         now = self._now
         if now is None or not now.racing or now.place != (region, instruction.line, instruction.text):
@@ -229,25 +227,25 @@ class RacingReads(RaceWitness):
             for thread, each in now.racing.items():
                 warps[thread // _LANES].append(each)
             of = {thread: warps[thread // _LANES] for thread in threads.tolist()}
-        mask, errors = np.zeros((len(begin), width), np.bool_), list[RaceError]()
+        mask, errors, reads = np.zeros((len(begin), width), np.bool_), list[RaceError](), list[Read]()
         for row, (first, thread) in enumerate(zip(begin.tolist(), threads.tolist(), strict=True)):
             for read, raced in of.get(thread, ()):
                 inside = [byte for byte in raced.bytes if first <= byte < first + width]
                 if inside and not mask[row].any():
                     errors.append(raced.error)
+                    reads.append(read)
                 mask[row, [byte - first for byte in inside]] = True
                 self._followed[read].update(inside)
-        return (mask, errors) if errors else None
+        return (mask, errors, reads) if errors else None
 
-    def check(self, instruction: Instruction, reads: list[Instruction]) -> None:
-        """A CAS has checked what some instructions had read."""
-        self.checks.add((instruction.line, instruction.text))
-        self._checked.update((each.line, each.text) for each in reads)
+    def check(self, reads: list[Read]) -> None:
+        """A CAS has compared what was read with what is there, see `refmoe.ptx.engine.undefined.compared`."""
+        self._checked.update(reads)
 
     @property
     def checks_all(self) -> bool:
-        """Whether a CAS has checked what each instruction read whose reads race."""
-        return all((read.place.line, read.place.text) in self._checked for read in self.found)
+        """Whether a CAS has checked the value of every read that races."""
+        return self.found.keys() <= self._checked
 
     def refuse(self, error: RaceError) -> None:
         """The value of a read that raced is used, see `RaceError.use`.
@@ -280,5 +278,5 @@ class RacingReads(RaceWitness):
         """The races of reads whose values nobody used, one for each cause."""
         causes: dict[Any, RaceError] = {}
         for read, raced in reversed(self.found.items()):
-            causes[raced.error.cause] = raced.error.unused((read.place.line, read.place.text) in self._checked)
+            causes[raced.error.cause] = raced.error.unused(read in self._checked)
         return tuple(reversed(causes.values()))

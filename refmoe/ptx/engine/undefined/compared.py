@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.ptx.engine.order.racing_reads import Read
 from refmoe.ptx.engine.undefined.origins import Origin, Origins, Raced
-from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
 #: Which operand of a CAS is compared.
@@ -51,9 +51,9 @@ class Compared:
             self.reads.append(root if same else None)
 
     @property
-    def instructions(self) -> list[Instruction]:
-        """Those that read what the CAS checks."""
-        return [each.event.instruction for each in self.reads if each is not None and isinstance(each.event, Raced)]
+    def racing(self) -> list[Read]:
+        """What the CAS checks."""
+        return [each.event.reads[each.place] for each in self.reads if each and isinstance(each.event, Raced)]
 
     @property
     def checked(self) -> Array:

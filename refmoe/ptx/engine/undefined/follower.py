@@ -241,7 +241,7 @@ class UndefinedFollower:
             where[lanes] = found if is_own else found & wrote
             self.write(number, where)
         if self.following.racing is not None:
-            self.following.racing.check(instruction, compared.instructions)
+            self.following.racing.check(compared.racing)
 
     # Uses
 
@@ -308,10 +308,10 @@ class UndefinedFollower:
         found = racing.raced(region.name, access.instruction, begin, access.width, threads)
         if found is None:
             return None
-        mask, errors = found
+        mask, errors, reads = found
         rows, origins = mask.any(axis=1), np.zeros(len(index), np.int64)
         origins[rows] = self.following.origins.add(
-            Raced(errors, region.name, begin[rows], access.width, access.instruction), threads[rows]
+            Raced(errors, region.name, begin[rows], access.width, reads), threads[rows]
         )
         return np.where(mask, np.uint8(0xFF), np.uint8(0)), origins
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access
+from refmoe.ptx.engine.order.racing_reads import Read
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.text.syntax import Instruction
@@ -70,14 +71,14 @@ class Raced:
         region: name of the memory.
         begin: int64 [n], the first byte that each thread read, among those of the whole launch.
         width: bytes of each.
-        instruction: which reads.
+        reads: that of each thread.
     """
 
     errors: Sequence[RaceError]
     region: str
     begin: Array
     width: int
-    instruction: Instruction
+    reads: Sequence[Read]
 
 
 @dataclass(frozen=True)
