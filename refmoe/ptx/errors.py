@@ -261,9 +261,10 @@ class RaceError(LaneError):
         """The same error, of a read whose value was followed to its use."""
         return RaceError(self.message, **{**self._fields, "use": use})
 
-    def unused(self) -> RaceError:
-        """The warning that it is where nothing depends on the value that was read."""
-        message = f"{self.message}; nothing depends on the value that was read"
+    def unused(self, checked: bool = False) -> RaceError:
+        """The warning that it is where nothing depends on the value read; `checked`: but a CAS of its bytes."""
+        of = "a CAS that compares it with what is there, and nothing else, depends" if checked else "nothing depends"
+        message = f"{self.message}; {of} on the value that was read"
         return RaceError(message, **{**self._fields, "warning": "unused value"})
 
 

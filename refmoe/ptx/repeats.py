@@ -152,7 +152,8 @@ class Repeats:
         fault = racing.lost() or racing.fault
         if fault is not None:
             raise self._told(fault)
-        if self._looks_at_others():
+        # A value that a CAS has compared was not thrown away for another reason.
+        if not racing.checks_all and self._looks_at_others():
             raise self._race
         return False
 

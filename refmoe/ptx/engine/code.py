@@ -155,6 +155,19 @@ class Code:
         return handle_uses(each for each in self.entry.body or () if isinstance(each, Instruction))
 
     @cached_property
+    def counts_copies(self) -> bool:
+        """Whether barriers in memory count copies of `cp.async`."""
+        return self._has("cp.async.mbarrier.arrive")
+
+    @cached_property
+    def invalidates(self) -> bool:
+        """Whether there are `mbarrier.inval`."""
+        return self._has("mbarrier.inval")
+
+    def _has(self, stem: str) -> bool:
+        return any(isinstance(each, Instruction) and each.opcode.startswith(stem) for each in self.entry.body or ())
+
+    @cached_property
     def windows(self) -> Windows:
         """Which strong accesses may be put off."""
         return Windows(self.program)

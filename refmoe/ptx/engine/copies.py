@@ -11,7 +11,6 @@ for waits that changes nothing.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,14 +25,15 @@ from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import MisuseError
 from refmoe.ptx.native import copies as native
 from refmoe.ptx.state.memory import Region
-from refmoe.ptx.state.numbers import different
+from refmoe.ptx.state.numbers import among, different
+from refmoe.ptx.state.pages import untouched
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
 # Bytes of the least that native code copies.
 _WORD = 4
-# Issues of copies that a barrier counted of which each is kept.
-_MOST_COUNTED = 64
+# Groups of a lane of which a barrier counted copies, and that are kept apart: a wait leaves fewer open.
+_MOST_GROUPS = 64
 
 
 @dataclass
@@ -103,53 +103,103 @@ def split(flights: list[F], chosen: Callable[[F], Array]) -> tuple[list[F], list
     return taken, left
 
 
-class _Counted:
-    """Copies that a barrier counted: their accesses come before what their lanes do once these have waited for them.
+@dataclass(frozen=True)
+class CountedArrivals:
+    """Arrivals of `lanes` [n] on barriers `ids` [n], once all that they copied before `number` has landed.
 
-    Of the last issues each is kept. Earlier ones count as one of the latest group among them.
+    `step`: when they were announced.
+    """
+
+    number: int
+    step: int
+    lanes: Array
+    ids: Array
+
+    def some(self, which: Array) -> CountedArrivals:
+        """Those at which bool [n] is on."""
+        return replace(self, lanes=self.lanes[which], ids=self.ids[which])
+
+
+def completing(
+    arrivals: list[CountedArrivals], ready: Array, pending: Array, announced: Array
+) -> tuple[list[CountedArrivals], list[CountedArrivals]]:
+    """(those that complete the phases of barriers `ready` [k], the others).
+
+    By barrier, its phase expects so many that are `pending`, and so many are `announced`. If that is more, the oldest
+    are of this phase.
+    """
+    left = {
+        number: int(pending[number]) for number in ready.tolist() if announced[number] > pending[number]
+    }  # fmt: skip
+
+    def chosen(arrival: CountedArrivals) -> Array:
+        which = among(arrival.ids, ready)
+        for number in set(arrival.ids.tolist()) & left.keys() if left else ():
+            mine = np.flatnonzero(arrival.ids == number)
+            which[mine[left[number] :]] = False
+            left[number] -= min(left[number], len(mine))
+        return which
+
+    return split(arrivals, chosen)
+
+
+class _Counted:
+    """Copies that a barrier counts: their accesses come before what their lanes do once these have waited for them.
+
+    Of each of the last groups of a lane the step of its last copy is kept.
 
     Args:
         lanes: of the machine.
     """
 
     def __init__(self, lanes: int) -> None:
-        self._lanes = lanes
-        self._last: deque[tuple[Array, Array, int]] = deque()
-        # (latest group, last step), int64 [lanes] both.
-        self._earlier: tuple[Array, Array] | None = None
+        # By a group's number, modulo how many are kept, and by lane: that number and 1, 0 for none, and the step.
+        self._groups = untouched((_MOST_GROUPS, lanes), np.int64)
+        self._steps = untouched((_MOST_GROUPS, lanes), np.int64)
+        # The same of the last group of each lane.
+        self._last = np.zeros((2, lanes), np.int64)
 
     def append(self, lanes: Array, groups: Array, step: int) -> None:
         """Copies of `lanes` [n], in their groups [n], were issued at a step."""
-        self._last.append((lanes, groups, step))
-        if len(self._last) > _MOST_COUNTED:
-            lanes, groups, step = self._last.popleft()
-            if self._earlier is None:
-                self._earlier = np.zeros(self._lanes, np.int64), np.zeros(self._lanes, np.int64)
-            latest, steps = self._earlier
-            latest[lanes] = np.maximum(latest[lanes], groups)
-            steps[lanes] = np.maximum(steps[lanes], step)
+        place = groups % _MOST_GROUPS, lanes
+        self._steps[place] = np.where(
+            self._groups[place] == groups + 1, np.maximum(self._steps[place], step), step
+        )  # fmt: skip
+        self._groups[place] = groups + 1
+        later = groups + 1 >= self._last[0, lanes]
+        self._last[:, lanes[later]] = groups[later] + 1, self._steps[place][later]
 
-    def before(self, limit: Array) -> Array:
-        """The step of the last of each lane in a group before `limit` [lanes], int64 [lanes]; 0 for none."""
-        if self._earlier is None:
-            found = np.zeros(self._lanes, np.int64)
-        else:
-            latest, steps = self._earlier
-            found = np.where(latest < limit, steps, 0)
-        for lanes, groups, step in self._last:
-            done = lanes[groups < limit[lanes]]
-            found[done] = np.maximum(found[done], step)
+    def before(self, lanes: Array, limit: Array) -> Array:
+        """The step of the last copy of each of `lanes` [n] in a group before `limit` [n], int64 [n]; 0 for none."""
+        last, steps = self._last[:, lanes]
+        found: Array = np.where(last <= limit, steps, 0)
+        left = np.flatnonzero(last > limit)
+        for back in range(_MOST_GROUPS):
+            if not left.size:
+                break
+            number = limit[left] - back
+            left, number = left[number > 0], number[number > 0]
+            place = (number - 1) % _MOST_GROUPS, lanes[left]
+            held = self._groups[place] == number
+            found[left[held]] = self._steps[place][held]
+            left = left[~held]
         return found
 
 
 class Copies:
-    """The copies of some CTAs that have not landed."""
+    """The copies of some CTAs that have not landed.
 
-    def __init__(self, machine: Lanes) -> None:
+    Args:
+        machine: the lanes.
+        counting: whether some barrier may count them. Who comes after that barrier comes after every copy that its lane
+            issued before, those included for which the lane has waited.
+    """
+
+    def __init__(self, machine: Lanes, counting: bool) -> None:
         self.machine = machine
         self.issued = 0
         self._flights: list[Flight] = []
-        self._counted = _Counted(machine.lanes)
+        self._counted = _Counted(machine.lanes) if counting else None
         self._addresses: dict[int, tuple[Array, Array | None, tuple[int, int | None]]] = {}
 
     @cached_property
@@ -157,14 +207,8 @@ class Copies:
         """int64 [lanes], the group that each lane's next copy is in."""
         return np.zeros(self.machine.lanes, np.int64)
 
-    @cached_property
-    def _arriving(self) -> Array:
-        """int64 [lanes], before which number an arrival at a barrier waits for what each lane has issued."""
-        return np.zeros(self.machine.lanes, np.int64)
-
-    def arrive(self, lanes: Array) -> None:
-        """A barrier counts an arrival of `lanes` [n] once what they have issued so far has landed."""
-        self._arriving[lanes] = self.issued
+    def arrive(self) -> None:
+        """A barrier counts an arrival of lanes once what they have issued so far has landed."""
         # What is issued from now on is of another step.
         self.machine.tick(self.machine.launch.clock + 1)
 
@@ -197,18 +241,19 @@ class Copies:
         if landed:
             # No store is of the same step, see `RaceShadow.delivered`.
             self.machine.tick(self.machine.launch.clock + 1)
-        # Whoever comes after the barrier comes after these copies, and not after the wait.
-        arriving, landed = split(landed, lambda flight: flight.number < self._arriving[flight.lanes])
-        for flight in arriving:
-            self._counted.append(flight.lanes, flight.groups, flight.step)
         for flight in landed:
+            if self._counted is not None:
+                # Whoever comes after the barrier comes after the copy, and not after this wait.
+                self._counted.append(flight.lanes, flight.groups, flight.step)
+                continue
             shadow.waited(frame, flight.work.target, flight.target, flight.lanes)
             if flight.source is not None and flight.source.shadow is not None:
                 access, index, who = flight.work.reading(flight.size, flight.index, flight.lanes)
                 shadow_of(flight.source).waited(frame, access, index, who)
-        steps = self._counted.before(limit)[lanes]
-        if steps.any():
-            clocks.copies_seen(lanes, steps, self.machine.alive)
+        if self._counted is not None:
+            steps = self._counted.before(lanes, limit[lanes])
+            if steps.any():
+                clocks.copies_seen(lanes, steps, self.machine.alive)
 
     def announce(self, frame: Frame, before: Array) -> None:
         """A barrier needs what each lane issued before number `before` [lanes of the machine]."""
@@ -219,7 +264,8 @@ class Copies:
         # Flights are in the order of their numbers.
         self._flights = left + self._flights[len(due) :]
         for flight in self._in_any_order(landed):
-            self._counted.append(flight.lanes, flight.groups, flight.step)
+            if self._counted is not None:
+                self._counted.append(flight.lanes, flight.groups, flight.step)
             self._land(frame, flight)
 
     def _in_any_order(self, flights: list[Flight]) -> list[Flight]:

@@ -29,8 +29,8 @@ Array = Any
 # Thread, kind of agent and strength of an access, its first byte and its width.
 Who = tuple[int, int, int, int, int]
 Kind = Literal["read", "write", "atomic"]
-# First byte and width of one that combines elements, each by itself, whatever their width is.
-_BY_ELEMENTS = (-1, -1)
+# First byte of one that combines elements, each by itself: its width is that of an element.
+_BY_ELEMENTS = -1
 # An access: its first byte, its lane and its record.
 Made = tuple[int, int, int]
 _AGENTS = int(ASYNCHRONOUS | BULK)
@@ -143,9 +143,12 @@ def _owned(who: Who, record: int) -> Who:
     return (record & _THREAD, record & _AGENTS, *who[2:])
 
 
-def _are_alike(one: Who, other: Who) -> bool:
-    """Whether two accesses are of the very same bytes."""
-    return one[3:] == other[3:] or _BY_ELEMENTS in (one[3:], other[3:])
+def _are_alike(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether two accesses, first byte and width of each, are of the very same bytes.
+
+    Elements of one width that have a byte in common are the same: they lie at multiples of it.
+    """
+    return one == other or (one[1] == other[1] and _BY_ELEMENTS in (one[0], other[0]))
 
 
 def _who(record: int, begin: int, width: int) -> Who:
@@ -191,8 +194,8 @@ class ExactShadow(RaceShadow):
 
     def _not_excused(self, frame: Frame, held: _Held, mine: Who, record: int) -> Iterator[tuple[Who, int]]:
         """Those of `held` that race with an access unless they come before it."""
-        for (strength, *place), group in held.groups.items():
-            alike = tuple(place) == mine[3:] or _BY_ELEMENTS in (tuple(place), mine[3:])
+        for (strength, begin, width), group in held.groups.items():
+            alike = _are_alike((begin, width), mine[3:])
             if alike and min(strength, mine[2]) >= GRID:
                 continue
             for who, other in group.items():
@@ -373,15 +376,18 @@ class ExactShadow(RaceShadow):
 
     def begin(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, records: Array, width: int,
-        writes: bool,
+        writes: bool, element: int = 0,
     ) -> None:  # fmt: skip
-        """Copies of `lanes` [n] are issued that will access `width` bytes at `index` [n], as `records` [n]."""
+        """Copies of `lanes` [n] are issued that will access `width` bytes at `index` [n], as `records` [n].
+
+        `element`: bytes of each of those that they combine by itself, 0 where they combine nothing.
+        """
         first, agents = frame.machine.first_thread, int(ASYNCHRONOUS | BULK)
         rows = zip(index.tolist(), lanes.tolist(), records.tolist(), strict=True)
         for begin, lane, record in rows:
             own = _who(record, begin, width)
-            if own[2]:
-                own = (*own[:3], *_BY_ELEMENTS)
+            if element:
+                own = (*own[:3], _BY_ELEMENTS, element)
             known = _Known(partial(self._all_ordered, frame, lane))
             for held in self._places_of(begin, width):
                 # What its thread did before comes before it.

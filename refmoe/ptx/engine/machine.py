@@ -156,10 +156,10 @@ class Machine(Runner):
         waits = {place: wait.work for place, wait in self.code.waits.items()}
         self.barriers = Barriers(self, self.code.barriers)
         self.cluster_barrier = ClusterBarrier(self, self.code.barriers)
-        self.copies = self.add(Copies(self))
+        self.copies = self.add(Copies(self, self.code.counts_copies))
         self.bulk = self.add(Bulk(self))
         self.add(MapLooks())
-        self.mbarriers = self.add(Mbarriers(self, waits, self.bulk))
+        self.mbarriers = self.add(Mbarriers(self, waits, self.bulk, self.code.invalidates))
         if launch.following is not None:
             self.undefined = UndefinedFollower(self, self.code, launch.following)
         self.native = self.add(NativeState(self, self.code))

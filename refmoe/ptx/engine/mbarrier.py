@@ -20,7 +20,7 @@ import numpy as np
 
 from refmoe.ptx.engine.barriers import ranges
 from refmoe.ptx.engine.cluster.arrivals import RemoteArrivals
-from refmoe.ptx.engine.copies import Copies
+from refmoe.ptx.engine.copies import Copies, CountedArrivals, completing
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access
@@ -39,16 +39,6 @@ _PHASE_SHIFT = 24
 # Bytes of shared memory that a warp's asynchronous stores reach together.
 _PACKET = 64
 _FOREVER = np.int64(1) << np.int64(62)
-
-
-@dataclass
-class _Arrival:
-    """Arrivals on barriers `ids` [n] once all that `lanes` [n] copied before number `number` has landed."""
-
-    number: int
-    step: int
-    lanes: Array
-    ids: Array
 
 
 class Transactions(Protocol):
@@ -83,13 +73,16 @@ class Mbarriers(MbarrierTable):
         machine: the lanes.
         waits: the wait that begins each block which begins with one.
         transactions: the bulk copies of these lanes.
+        invalidates: whether there are `mbarrier.inval`.
     """
 
-    def __init__(self, machine: Lanes, waits: Mapping[int, Wait], transactions: Transactions) -> None:
-        super().__init__(machine)
+    def __init__(
+        self, machine: Lanes, waits: Mapping[int, Wait], transactions: Transactions, invalidates: bool
+    ) -> None:
+        super().__init__(machine, invalidates)
         self._waits = waits
         self._bulk = transactions
-        self._arrivals: list[_Arrival] = []
+        self._arrivals: list[CountedArrivals] = []
         self.remote = RemoteArrivals()
         # Whether the lanes of this step look before what they wait for has happened, and go on without.
         self.early = False
@@ -181,15 +174,20 @@ class Mbarriers(MbarrierTable):
 
         Raises:
             MisuseError: no object, or one at which lanes wait or on which copies will arrive.
+            RaceError: nothing orders another lane's use of it before.
         """
         ids = self.objects(frame, access, address, lanes)
         used = np.isin(ids, self.at[self.at > 0]) | (self.announced[ids] > 0) | (self._bulk.owed(ids) > 0)
         if used.any():
             bad = int(np.argmax(used))
             raise self.machine.misuse(access.instruction, lanes[bad], f"{self.name(self.slot[ids[bad]])} is in use")
+        self.check_users(frame, access, ids, lanes)
         self.number(self.slot[ids], 0)
         if self.machine.clocks is not None:
-            shadow_of(self.machine.shared).mark(self.slot[ids] * OBJECT_BYTES, OBJECT_BYTES, self._creation[ids])
+            # Who comes next has to come after this, and not only after the initialisation.
+            shared, index = self.machine.shared, self.slot[ids] * OBJECT_BYTES
+            shadow_of(shared).note(frame, access, shared, index, lanes, OBJECT_BYTES, "write")
+            shadow_of(shared).mark(index, OBJECT_BYTES, self.machine.clocks.record(lanes))
 
     # Counting
 
@@ -317,8 +315,8 @@ class Mbarriers(MbarrierTable):
         machine = self.machine
         machine.tracer.mbarrier("announce", work.access.instruction, lanes, ids, 1)
         copies = machine.part(Copies)
-        self._arrivals.append(_Arrival(copies.issued, machine.launch.clock, lanes, ids))
-        copies.arrive(lanes)
+        self._arrivals.append(CountedArrivals(copies.issued, machine.launch.clock, lanes, ids))
+        copies.arrive()
         machine.progress()
         self._settle(frame, ids, work.access.instruction, "")
         if machine.lands_at_once():
@@ -368,25 +366,17 @@ class Mbarriers(MbarrierTable):
         if not ready.size:
             return
         machine = self.machine
+        coming, self._arrivals = completing(self._arrivals, ready, self.pending, self.announced)
         before = np.zeros(machine.lanes, np.int64)
-        left, coming = [], []
-        for arrival in self._arrivals:
-            which = among(arrival.ids, ready)
-            if which.any():
-                lanes, numbers = arrival.lanes[which], arrival.ids[which]
-                before[lanes] = np.maximum(before[lanes], arrival.number)
-                coming.append((numbers, lanes))
-                if machine.clocks is not None:
-                    np.maximum.at(self._coming, (numbers, machine.clocks.copy_of(lanes)), arrival.step)
-            if not which.all():
-                arrival.lanes, arrival.ids = arrival.lanes[~which], arrival.ids[~which]
-                left.append(arrival)
-        self._arrivals = left
+        for each in coming:
+            before[each.lanes] = np.maximum(before[each.lanes], each.number)
+            if machine.clocks is not None:
+                np.maximum.at(self._coming, (each.ids, machine.clocks.copy_of(each.lanes)), each.step)
         machine.part(Copies).announce(frame, before)
-        for numbers, lanes in coming:
-            np.add.at(self.announced, numbers, -1)
-            machine.tracer.mbarrier("arrive", instruction, lanes, numbers, 1)
-            self._count_down(frame, instruction, numbers, lanes, np.ones(len(lanes), np.int64))
+        for each in coming:
+            np.add.at(self.announced, each.ids, -1)
+            machine.tracer.mbarrier("arrive", instruction, each.lanes, each.ids, 1)
+            self._count_down(frame, instruction, each.ids, each.lanes, np.ones(len(each.lanes), np.int64))
         self._complete(ready, instruction, "")
 
     def _land_bulk(self, frame: Frame, ids: Array, instruction: Instruction) -> None:

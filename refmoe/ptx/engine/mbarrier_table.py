@@ -10,11 +10,12 @@ import numpy as np
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access
+from refmoe.ptx.engine.order.clocks import LANES
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.native.clocks import clear_rows
 from refmoe.ptx.state.pages import PAGE, cleared, untouched
-from refmoe.ptx.state.records import THREAD
+from refmoe.ptx.state.records import STEP_SHIFT, THREAD
 from refmoe.ptx.state.spaces import OWN_BASE
 from refmoe.ptx.text.syntax import Instruction
 
@@ -58,10 +59,13 @@ class MbarrierTable:
 
     Args:
         machine: the lanes.
+        invalidates: whether there are `mbarrier.inval`: then the uses of objects are kept.
     """
 
-    def __init__(self, machine: Lanes) -> None:
+    def __init__(self, machine: Lanes, invalidates: bool) -> None:
         self.machine = machine
+        # Lanes that may use an object, if it is asked who has.
+        self._users = LANES * machine.clocks.warps if invalidates and machine.clocks is not None else 0
         self._numbers: Array = None
         # Slots that have an object, in order.
         self._live = np.zeros(0, np.int64)
@@ -90,6 +94,8 @@ class MbarrierTable:
         # Arrivals of this phase from other blocks, and whether all of the last one were.
         self._foreign = np.zeros(size, np.int64)
         self._all_foreign = np.zeros(size, bool)
+        # The step at which each lane of its cluster used it last.
+        self._used = untouched((size, self._users), np.int64)
 
     def _make_room(self, needed: int) -> None:
         """So many objects more are about to be initialised."""
@@ -99,7 +105,7 @@ class MbarrierTable:
         size = max(2 * len(self.slot), self.count + _STEPS * needed)
         for name in (
             "slot", "expected", "pending", "transactions", "phase", "announced", "_creation", "_published", "_coming",
-            "_known", "_foreign", "_all_foreign",
+            "_known", "_foreign", "_all_foreign", "_used",
         ):  # fmt: skip
             old = getattr(self, name)
             # They cost nothing until they are touched; the rows behind the last object stay so.
@@ -173,6 +179,9 @@ class MbarrierTable:
             bad = int(np.argmax(written))
             what = f"{self.name(slots[bad])} was overwritten by a store"
             raise self.machine.misuse(access.instruction, lanes[bad], what)
+        if self._users:
+            self._used[ids, lanes % self._users] = self.machine.clocks.now
+            shadow_of(shared).note(frame, access, shared, slots * OBJECT_BYTES, lanes, OBJECT_BYTES, "read")
         if known:
             return ids
         if shared.shadow is not None:
@@ -190,6 +199,31 @@ class MbarrierTable:
         self._numbers[slots] = ids
         self._live = np.union1d(self._live, slots) if np.any(ids) else np.setdiff1d(self._live, slots)
         self._lookups.clear()
+
+    def check_users(self, frame: Frame, access: Access, ids: Array, lanes: Array) -> None:
+        """`lanes` [n] are about to invalidate objects `ids` [n].
+
+        Of another warp only the lane that is known best has to be: a pipeline of libcu++ ends with a `match.sync` and a
+        count by one lane, which orders no memory, but cannot come before all lanes of the warp have done with it.
+
+        Raises:
+            RaceError: another warp has used one, and nothing orders that before.
+        """
+        if not self._users:
+            return
+        clocks, used = self.machine.clocks, self._used[ids]
+        for row, lane in enumerate(lanes.tolist()):
+            (number,) = clocks.rows(np.array([lane])).tolist()
+            known = clocks.known_threads(number).reshape(-1, LANES).max(axis=1)
+            known[lane // LANES % len(known)] = clocks.now
+            used[row, used[row] <= np.repeat(known, LANES)] = 0
+        which, users = np.nonzero(used)
+        first = self.machine.first_thread + lanes[which] // self._users * self._users
+        records = (used[which, users] << STEP_SHIFT) + first + users
+        where = self.slot[ids[which]] * OBJECT_BYTES
+        shadow_of(self.machine.shared).ordered_after(
+            frame, access, self.machine.shared, where, lanes[which], records, "read-write"
+        )
 
     # Stores over objects
 

@@ -199,17 +199,22 @@ class RaceShadow:
         return lanes + np.int64(base + int(flags))
 
     def _flags(self, access: Accessing, index: Array) -> np.int64:
-        """Those of an access: a strong one of bytes that others accessed strongly in other widths is weak."""
-        if not access.strength:
-            return WEAK
+        """Those of an access."""
+        return self.strength(index, access.width, access.unit, access.strength) if access.strength else WEAK
+
+    def strength(self, index: Array, width: int, unit: int, strength: int) -> np.int64:
+        """Flags of strong accesses of `width` bytes at `index` [n], each made of scalar ones of `unit` bytes.
+
+        One of bytes that others accessed strongly in other widths is weak.
+        """
         if self._widths is None:
             self._widths = untouched((self.granules.size,), np.uint8)
-        places = index[:, None] + np.arange(access.width)
-        held = self._widths[places] | np.uint8(access.unit)
+        places = index[:, None] + np.arange(width)
+        held = self._widths[places] | np.uint8(unit)
         self._widths[places] = held
         # An access of one width may race with one before the last, which was of another.
-        overlaps = bool((held != access.unit).any())
-        return WEAK if overlaps else np.int64(access.strength << STRENGTH_SHIFT)
+        overlaps = bool((held != unit).any())
+        return WEAK if overlaps else np.int64(strength << STRENGTH_SHIFT)
 
     def _in_order(
         self,
@@ -475,9 +480,10 @@ class RaceShadow:
         return at, who
 
     def ordered_after(
-        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, records: Array
-    ) -> None:
-        """Each lane's use of an object must come after the write `records` [n] that made it."""
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, records: Array,
+        kind: str = "write-read",
+    ) -> None:  # fmt: skip
+        """Each lane's use of an object must come after `records` [n]: the write that made it, or earlier uses."""
         asked = frame.machine.orders(order.functions().follows, region, records, lanes, access.width, WEAK)
         if asked == OrderStatus.DONE:
             return
@@ -485,7 +491,7 @@ class RaceShadow:
         bad = self._conflicts(frame, lanes, records, mine)
         if bad.size:
             first = bad[0]
-            self._report(frame, access, region, int(index[first]), lanes[first], records[first], "write-read")
+            self._report(frame, access, region, int(index[first]), lanes[first], records[first], kind)
 
     def written(self, at: Array) -> Array:
         """The records of the last writes of slots `at` [n], also of what is guarded."""

@@ -361,6 +361,7 @@ def _signals(race: RaceSite) -> Iterator[Remedy]:
         yield Remedy(words, (edit,), "an acquire: what was read strongly orders nothing by itself", section)
     for words, edit in releases[:SINGLE]:
         yield Remedy(words, (edit,), "a release: what is written strongly passes nothing on by itself", section)
+    yield from _fences_behind_polls(race, accesses, fences)
     for access in accesses[:SINGLE]:
         parts = memory_opcode(access.opcode)
         if parts is not None and parts.stem == "atom" and parts.semantics == "relaxed":
@@ -374,6 +375,22 @@ def _signals(race: RaceSite) -> Iterator[Remedy]:
             if all(edit.at is not each or edit.where != "opcode" for each in narrow):
                 scopes = f".{race.scope} at lines {', '.join(str(each.line) for each in narrow)}"
                 yield Remedy(f"{words}, and {scopes}", (*widened, edit), missing, section)
+
+
+def _fences_behind_polls(
+    race: RaceSite, accesses: Sequence[Instruction], fences: Sequence[Instruction]
+) -> Iterator[Remedy]:
+    """Threads that write have executed fences `.sc`, and one of them signals for all: one behind the poll is enough."""
+    if not any(each.opcode.startswith("membar") or ".sc" in each.opcode for each in fences):
+        return
+    for access in accesses[:SINGLE]:
+        parts = memory_opcode(access.opcode)
+        if parts is not None and parts.stem not in ("st", "red"):
+            yield Remedy(
+                f"fence.sc.{race.scope}{' (__threadfence())' if race.scope == 'gpu' else ''} after {where(access)}",
+                (PtxEdit(access, "after", f"fence.sc.{race.scope};"),),
+                "a fence.sc behind the strong read that saw the signal", "one-thread-for-others",
+            )  # fmt: skip
 
 
 def _wider(one: str, other: str) -> str:

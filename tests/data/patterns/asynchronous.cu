@@ -230,7 +230,7 @@ KER NAME(ARGS) { __shared__ u64 b; __shared__ u32 s[64]; if (TID == 0) mb_init(&
     asm volatile("{ .reg .b64 s; mbarrier.arrive.⟨relaxed¦release⟩.cta.shared.b64 s, [%0]; }" :: "r"(sa(&b)) :
     "memory"); mb_wait(&b, 0); out[TID] = s[TID ^ 32]; }
 
-//# mbar_inval finds=MisuseError b=64
+//# mbar_inval finds=RaceError:read-write b=64
 KER NAME(ARGS) { __shared__ u64 b; __shared__ u32 s[64]; if (TID == 0) mb_init(&b, 64); __syncthreads(); s[TID] = TID;
     mb_arrive(&b); mb_wait(&b, 0); out[TID] = s[TID ^ 32]; ⟨¦__syncthreads();⟩ if (TID == 0) { asm
     volatile("mbarrier.inval.shared.b64 [%0];" :: "r"(sa(&b)) : "memory"); } }

@@ -237,7 +237,7 @@ KER NAME(ARGS) { in[BID * 64 + TID] = BID + 3; ⟨__syncthreads();¦cg::this_gri
 KER NAME(ARGS) { if (TID) return; atomicMax(&cnt[0], BID * 5 % 7); ⟨out[0] = cnt[0];¦__threadfence(); if
     (atomicAdd(&cnt[1], 1) == 3) { __threadfence(); out[0] = cnt[0]; }⟩ }
 
-//# cas_max_loop finds=RaceError:read-write g=4
+//# cas_max_loop finds=warning g=4
 KER NAME(ARGS) { if (TID) return; u32 old = ⟨cnt[0]¦*(volatile u32*)cnt⟩, as; do { as = old; old = atomicCAS(cnt, as,
     max(as, BID)); } while (old != as); }
 

@@ -99,3 +99,62 @@ def test_a_region_of_which_all_is_kept_has_it_too(monkeypatch: pytest.MonkeyPatc
     for store in (STORES["all of it"], STORES["a bulk copy"].format(label="L")):
         with pytest.raises(ptx.MisuseError, match="this overwrites it"):
             launch("bar.sync 0;" + store)
+
+
+# `mbarrier.inval` by a thread that does not come after the others
+
+ARRIVES = "@!%p9 mbarrier.arrive.shared.b64 _, [bar+8];"
+COMPLETE = "C: mbarrier.try_wait.parity.shared.b64 %p1, [bar+8], 0; @!%p1 bra C;"
+OTHER_INVAL = "@!%p8 mbarrier.inval.shared.b64 [bar+8];"
+MEET = "bar.sync 0;"
+
+
+@pytest.mark.parametrize("uses", [
+    ARRIVES,
+    ARRIVES + COMPLETE,
+    "@!%p9 mbarrier.expect_tx.shared.b64 [bar+8], 4; @!%p9 mbarrier.complete_tx.shared.b64 [bar+8], 4;",
+    "mbarrier.test_wait.parity.shared.b64 %p1, [bar+8], 0;",
+], ids=["an arrival", "a wait", "bytes", "a question"])  # fmt: skip
+def test_a_use_that_nothing_orders_before_inval_is_a_race(uses: str) -> None:
+    with pytest.raises(ptx.RaceError, match=r"read-write race on byte 8 .* thread \(37, 0, 0\) writes after"):
+        launch(MEET + uses + OTHER_INVAL)
+    launch(MEET + uses + MEET + OTHER_INVAL)
+
+
+def test_who_sees_the_phase_complete_comes_after_its_arrivals() -> None:
+    launch(MEET + ARRIVES + "@%p8 bra E;" + COMPLETE + OTHER_INVAL + "E:")
+
+
+def test_one_lane_counts_its_warp_out() -> None:
+    # As libcu++'s pipelines do: the lanes of the first warp wait, meet by a collective, and one of them counts.
+    body = """
+        setp.ge.u32 %p3, %r1, 32; @%p3 bra OTHER;
+        C: mbarrier.try_wait.parity.shared.b64 %p1, [bar+8], 0; @!%p1 bra C;
+        match.any.sync.b32 %r10, 5, -1;
+        @%p9 bra E;
+        atom.acq_rel.cta.shared.add.u32 %r11, [bar+64], 1;
+        bra E;
+    OTHER:
+        @%p8 bra E;
+        mbarrier.arrive.shared.b64 _, [bar+8];
+        COUNT: atom.acq_rel.cta.shared.add.u32 %r11, [bar+64], 0; setp.eq.u32 %p4, %r11, 0; @%p4 bra COUNT;
+        mbarrier.inval.shared.b64 [bar+8];
+    E:
+    """
+    start = "@!%p9 st.shared.u32 [bar+64], 0; bar.sync 0;"
+    launch(start + body)
+    with pytest.raises(ptx.RaceError, match="race on byte 8"):
+        launch(
+            start
+            + body.replace(
+                "atom.acq_rel.cta.shared.add.u32 %r11, [bar+64], 1", "atom.relaxed.cta.shared.add.u32 %r11, [bar+64], 1"
+            )
+        )
+
+
+@pytest.mark.parametrize("store", ["@!%p9 st.shared.u64 [bar+8], %d1;", "@!%p9 mbarrier.init.shared.b64 [bar+8], 1;"])
+def test_what_comes_next_comes_after_inval(store: str) -> None:
+    # Thread 0 made the barrier, thread 37 gives it back.
+    with pytest.raises(ptx.RaceError, match=r"write-write race on byte 8 .* by thread \(37, 0, 0\)"):
+        launch(MEET + OTHER_INVAL + store)
+    launch(MEET + OTHER_INVAL + MEET + store)

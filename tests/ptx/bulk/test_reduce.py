@@ -303,6 +303,39 @@ def test_copies_that_combine_do_not_race_but_stores_with_them_do() -> None:
         launch(choose + reduce("add", "u32", guard="@%p9") + plain + COMMIT + WAIT, tile, there, grid=2)
 
 
+@pytest.mark.parametrize("atomic", [0, 1], ids=["the atomic first", "the copy first"])
+@pytest.mark.parametrize(("name", "add", "kind"), [
+    ("u32", "add.u32", "proxy"),
+    ("f16", "add.noftz.f16x2", "proxy"),
+    ("u32", "add.u64", "write-write"),
+    ("u64", "add.u32", "write-write"),
+])  # fmt: skip
+def test_atomics_of_another_proxy_race_with_copies(name: str, add: str, kind: str, atomic: int) -> None:
+    # Atomics excuse each other if they are of the very same bytes and by one proxy ("Morally strong operations").
+    body = f"""
+        mov.u32 %r40, %ctaid.x; setp.ne.and.u32 %p8, %r40, {atomic}, %p0; setp.eq.and.u32 %p9, %r40, {atomic}, %p0;
+        mov.u32 %r45, 0; mov.u64 %d5, 0;
+        @%p9 red.relaxed.gpu.global.{add} [%d3+8], {"%d5" if add == "add.u64" else "%r45"};
+        {reduce("add", name, guard="@%p8")} {COMMIT} {WAIT}
+    """
+    with pytest.raises(ptx.RaceError, match=f"{kind} race on byte 8 of sums"):
+        launch(body, np.zeros(64, np.uint32), np.zeros(64, np.uint32), grid=2)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "races"), [("u32", "u32", False), ("f32", "u32", False), ("u32", "u64", True)]
+)
+def test_copies_race_with_those_of_other_elements(first: str, second: str, races: bool) -> None:
+    choose = "mov.u32 %r40, %ctaid.x; setp.eq.and.u32 %p8, %r40, 1, %p0; setp.eq.and.u32 %p9, %r40, 0, %p0;"
+    body = choose + reduce("add", first, guard="@%p8") + reduce("add", second, guard="@%p9") + COMMIT + WAIT
+    tile, there = np.zeros(64, np.uint32), np.zeros(64, np.uint32)
+    if not races:
+        launch(body, tile, there, grid=2)
+        return
+    with pytest.raises(ptx.RaceError, match="write-write race on byte 0 of sums"):
+        launch(body, tile, there, grid=2)
+
+
 # The last block to come reads the sums of all: it draws the last ticket, which lies behind them.
 LAST = """
     {release} @%p0 atom.relaxed.gpu.global.add.u32 %r40, [%d3+256], 1; {acquire}

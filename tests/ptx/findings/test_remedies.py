@@ -183,3 +183,46 @@ def test_a_barrier_that_copies_do_not_know_lacks_a_fence_behind_its_init() -> No
         f"fence.proxy.async (cuda::ptx::fence_proxy_async) after line {init}, by the thread that wrote"
     )
     assert (finding.section, finding.clean) == ("barriers-that-copies-complete-on", True)
+
+
+# The last block of a reduction. All threads of a block write and fence, and one counts the block in.
+LAST = """
+    mov.u32 %r3, %ctaid.x; mad.lo.u32 %r4, %r3, 64, %r1; mul.wide.u32 %d3, %r4, 4; add.s64 %d3, %d3, %d1;
+    setp.ne.u32 %p1, %r1, 0;
+    st.global.u32 [%d3], 7;
+    membar.gl;
+    bar.sync 0;
+    @%p1 bra COUNTED;
+    atom.global.add.u32 %r5, [%d1+1024], 1;
+    st.shared.u32 [cell], %r5;
+COUNTED:
+    bar.sync 0;
+    ld.shared.u32 %r5, [cell];
+    setp.ne.u32 %p2, %r5, 1;
+    @%p2 bra DONE;
+    {fence}
+    ld.global.u32 %r6, [%d2]; ld.global.u32 %r7, [%d2+256]; add.u32 %r6, %r6, %r7;
+    mul.wide.u32 %d4, %r1, 4; add.s64 %d4, %d4, %d0;
+    st.global.u32 [%d4], %r6;
+DONE:
+    ret;
+"""
+
+
+def test_one_fence_behind_the_atomic_is_enough_where_all_have_fenced_in_sequence() -> None:
+    def launch(fence: str) -> ptx.LaunchResult:
+        body = LAST.replace("[%d2", "[%d5").replace(
+            "{fence}", fence + "mul.wide.u32 %d5, %r1, 4; add.s64 %d5, %d5, %d1;"
+        )
+        module = ptx.Module.parse(text(body, declarations=CELLS), "last.ptx")
+        arguments = [np.zeros(64, np.uint32), np.zeros(320, np.uint32), 0]
+        return ptx.launch(module, "k", (2, 1, 1), (64, 1, 1), arguments)
+
+    assert launch("membar.gl;").warnings == ()
+    with pytest.raises(ptx.RaceError) as caught:
+        launch("")
+    finding = caught.value.finding
+    assert finding is not None
+    assert finding.remedy.startswith("fence.sc.gpu (__threadfence()) after line")
+    assert (finding.clean, finding.same) == (True, True)
+    assert finding.section == "one-thread-for-others"

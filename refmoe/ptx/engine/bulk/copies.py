@@ -34,7 +34,7 @@ from refmoe.ptx.native import boxes
 from refmoe.ptx.native.boxes import BoxPlaces
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.numbers import different
-from refmoe.ptx.state.records import GRID, STEP_SHIFT, STRENGTH_SHIFT, WEAK
+from refmoe.ptx.state.records import STEP_SHIFT, WEAK
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -101,6 +101,7 @@ class BulkLoads:
         cut: their words.
         reduction: how they are combined with what is there, or None where they replace it.
         maps: their reads of tensor maps that somebody may write, or empty.
+        flags: of the records of their writes.
     """
 
     instruction: Instruction
@@ -112,6 +113,7 @@ class BulkLoads:
     cut: Cut
     reduction: Reduction | None = None
     maps: tuple[MapRead | None, ...] = ()
+    flags: np.int64 = WEAK
 
     def some(self, which: Array) -> BulkLoads:
         """The loads at which bool [n] is on."""
@@ -140,6 +142,7 @@ class BulkStores:
         data: the words [n, m, ...] once they are read, or None.
         written: whether they are in global memory already, though nobody has waited for that.
         reduction: how they are combined with what is there, or None where they replace it.
+        flags: of the records of their writes.
     """
 
     instruction: Instruction
@@ -152,6 +155,7 @@ class BulkStores:
     data: Array = None
     written: bool = False
     reduction: Reduction | None = None
+    flags: np.int64 = WEAK
 
     def firsts(self) -> Array:
         """Bool [n]: off where an earlier lane stores the very same bytes of shared memory to the same places."""
@@ -241,9 +245,14 @@ class Bulk:
             if region is shared:
                 begin = flight.cut.index[:, 0]
                 self._shadow.drain(frame, flight.cut.access, shared, begin, flight.span, flight.lanes, flight.cut.index)
+            element = 0
+            if flight.reduction is not None:
+                element = flight.reduction.bytes
+                flags = races.combining(shared, flight.target, flight.span, element)
+                flight = replace(flight, flags=flags)
             self._shadow.fill(
-                frame, access, shared, flight.target, flight.span, flight.lanes, self.agents(flight.ids),
-                _strength(flight.reduction),
+                frame, access, shared, flight.target, flight.span, flight.lanes, self.agents(flight.ids), flight.flags,
+                element,
             )  # fmt: skip
             if region is not None and region is not shared and region.shadow is not None:
                 races.global_read(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes))
@@ -328,8 +337,7 @@ class Bulk:
             if flight.maps:
                 landed = races.agent_records(frame, flight.lanes, own) + np.int64(machine.clocks.now << STEP_SHIFT)
                 MapReads.landed(flight.maps, landed)
-            strength = _strength(flight.reduction)
-            self._shadow.filled(frame, flight.target, flight.span, flight.lanes, own, strength)
+            self._shadow.filled(frame, flight.target, flight.span, flight.lanes, own, flight.flags)
             if cut.region is shared:
                 self._shadow.drained(frame, cut.index[:, 0], flight.span, flight.lanes, own)
             elif cut.region is not None and cut.region.shadow is not None:
@@ -361,13 +369,17 @@ class Bulk:
             self._shadow.drain(frame, flight.access, shared, flight.source, flight.span, flight.lanes, rows)
             region = flight.cut.region
             if region is not None and region.shadow is not None:
-                strength = _strength(flight.reduction)
-                many = strength == WEAK and flight.lanes.size > 1
+                many = flight.reduction is None and flight.lanes.size > 1
                 first = flight.firsts() if many else np.ones(flight.lanes.size, bool)
                 alone = flight if first.all() else flight.some(first)
                 index, who = alone.cut.chosen(alone.lanes)
-                races.global_write(frame, flight.cut.access, region, index, who, strength)
-                if alone is not flight:
+                element = 0
+                if flight.reduction is not None:
+                    element = flight.reduction.bytes
+                    flags = races.combining(region, index, flight.cut.access.width, element)
+                    flight = replace(flight, flags=flags)
+                races.global_write(frame, flight.cut.access, region, index, who, flight.flags, element)
+                if not first.all():
                     twins = flight.some(~first)
                     races.warn_of_twins(frame, flight.cut.access, region, twins.cut.chosen(twins.lanes), index, who)
         if flight.reduction is not None and flight.cut.region is not None and flight.cut.region.valid is not None:
@@ -401,8 +413,8 @@ class Bulk:
             self._write(flight)
             region = flight.cut.region
             if region is not None and region.shadow is not None:
-                strength = _strength(flight.reduction)
-                races.global_write_done(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes), strength)
+                index, who = flight.cut.chosen(flight.lanes)
+                races.global_write_done(frame, flight.cut.access, region, index, who, flight.flags)
         if writing:
             self.machine.tick(self.machine.launch.clock + 1)
 
@@ -502,12 +514,6 @@ class Bulk:
 def _split(flights: list[BulkStores], limit: Array) -> tuple[list[BulkStores], list[BulkStores]]:
     """Stores of groups below the limit of their lane, and the others."""
     return split(flights, lambda flight: flight.groups < limit[flight.lanes])
-
-
-def _strength(reduction: Reduction | None) -> np.int64:
-    """Flags of the records of a copy's writes: two that are atomic do not race."""
-    flags: np.int64 = WEAK if reduction is None else np.int64(GRID << STRENGTH_SHIFT)
-    return flags
 
 
 def _bring(region: Region, width: int, place: Array, words: Array, copies: int, reduction: Reduction | None) -> None:

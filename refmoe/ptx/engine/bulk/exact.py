@@ -32,14 +32,14 @@ class ExactBulkShadow(BulkShadow, ExactShadow):
 
     def fill(
         self, frame: Frame, access: Accessing, region: Region, first: Array, span: int, lanes: Array, own: Array,
-        flags: np.int64 = WEAK,
+        flags: np.int64 = WEAK, element: int = 0,
     ) -> None:  # fmt: skip
         """See `BulkShadow.fill`."""
         self.note(frame, access, region, first, lanes, span, "write")
         records = agent_records(frame, lanes, own) + (_PENDING_BITS | flags)
         for begin, lane, record in zip(first.tolist(), lanes.tolist(), records.tolist(), strict=True):
             index, who = _chunks(begin, span, lane)
-            self.begin(frame, access, region, index, who, np.full(len(index), record), CHUNK, writes=True)
+            self.begin(frame, access, region, index, who, np.full(len(index), record), CHUNK, True, element)
             at, whose = self._cover(index, who, CHUNK)
             refuse_unfenced(self, frame, access, region, at, whose, frame.machine.clocks.has_crossed, flags)
             self._writes[at] = record

@@ -24,7 +24,17 @@ from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.numbers import different
 from refmoe.ptx.state.pages import untouched
-from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, PENDING, STEP_SHIFT, STRENGTH, THREAD, WEAK
+from refmoe.ptx.state.records import (
+    ASYNCHRONOUS,
+    BULK,
+    GRID,
+    PENDING,
+    STEP_SHIFT,
+    STRENGTH,
+    STRENGTH_SHIFT,
+    THREAD,
+    WEAK,
+)
 
 Array = Any
 _LINE_SHIFT = 7
@@ -105,8 +115,11 @@ class BulkShadow(RaceShadow):
         lanes: Array,
         own: Array,
         flags: np.int64 = WEAK,
+        element: int = 0,
     ) -> None:
         """Copies into ranges are issued; they complete on the agents `own` [n]. `flags` go into their records.
+
+        `element`: bytes of each of the elements that they combine, 0 where they combine nothing.
 
         Raises:
             RaceError: somebody else's access is not ordered before one of them, or a write lacks a proxy fence.
@@ -470,10 +483,23 @@ def global_read_done(frame: Frame, access: Accessing, region: Region, index: Arr
         column[at[mine]] = landed[mine]
 
 
+def combining(region: Region, index: Array, width: int, element: int) -> np.int64:
+    """Flags of the records of copies that combine elements of so many bytes in words of `width` bytes at `index` [n].
+
+    Each element is an atomic of its own: it does not race with others of the very same bytes.
+    """
+    shadow = shadow_of(region)
+    flags = np.int64(GRID << STRENGTH_SHIFT)
+    return flags if isinstance(shadow, ExactShadow) else shadow.strength(index, width, element, GRID)
+
+
 def global_write(
-    frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, flags: np.int64 = WEAK
-) -> None:
+    frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, flags: np.int64 = WEAK,
+    element: int = 0,
+) -> None:  # fmt: skip
     """Words at `index` [n] will be written by bulk copies of `lanes` [n]. `flags` go into their records.
+
+    `element`: bytes of each of the elements that they combine, 0 where they combine nothing.
 
     Raises:
         RaceError: an access that is not ordered before them, or a write without a proxy fence between.
@@ -482,7 +508,7 @@ def global_write(
     shadow.note(frame, access, region, index, lanes, access.width, "write")
     if isinstance(shadow, ExactShadow):
         records = pending_records(frame, lanes) | flags
-        shadow.begin(frame, access, region, index, lanes, records, access.width, writes=True)
+        shadow.begin(frame, access, region, index, lanes, records, access.width, True, element)
         at, who = shadow._cover(index, lanes, access.width)
     else:
         at, who = shadow._refuse_write(frame, access, region, index, lanes, access.width, flags)

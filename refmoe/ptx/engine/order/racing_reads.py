@@ -103,6 +103,7 @@ class RacingReads(RaceWitness):
         self.found: dict[Read, RacedWith] = {}
         self.fault: RaceError | None = None
         self.gives_up = False
+        self._checked: set[Read] = set()
         self._by_place: dict[ReadBy, dict[tuple[int, int], tuple[Read, RacedWith]]] = defaultdict(dict)
         for read, raced in known.items():
             self._by_place[read.place][read.thread, read.number] = read, raced
@@ -203,7 +204,7 @@ class RacingReads(RaceWitness):
 
     def raced(
         self, region: str, instruction: Instruction, begin: Array, width: int, threads: Array
-    ) -> tuple[Array, list[RaceError]] | None:
+    ) -> tuple[Array, list[RaceError], list[Read]] | None:
         """What is to be followed of the reads that are being made.
 
         Args:
@@ -214,7 +215,8 @@ class RacingReads(RaceWitness):
             threads: int64 [n], who reads. Rows of a matrix are those of all lanes of a warp.
 
         Returns:
-            bool [n, width], the bytes that raced, and of each row that has some what they raced with; None for none.
+            bool [n, width], the bytes that raced, and of each row that has some what they raced with and the read; or
+            None.
         """
         now = self._now
         if now is None or not now.racing or now.place != (region, instruction.line, instruction.text):
@@ -225,15 +227,25 @@ class RacingReads(RaceWitness):
             for thread, each in now.racing.items():
                 warps[thread // _LANES].append(each)
             of = {thread: warps[thread // _LANES] for thread in threads.tolist()}
-        mask, errors = np.zeros((len(begin), width), np.bool_), list[RaceError]()
+        mask, errors, reads = np.zeros((len(begin), width), np.bool_), list[RaceError](), list[Read]()
         for row, (first, thread) in enumerate(zip(begin.tolist(), threads.tolist(), strict=True)):
             for read, raced in of.get(thread, ()):
                 inside = [byte for byte in raced.bytes if first <= byte < first + width]
                 if inside and not mask[row].any():
                     errors.append(raced.error)
+                    reads.append(read)
                 mask[row, [byte - first for byte in inside]] = True
                 self._followed[read].update(inside)
-        return (mask, errors) if errors else None
+        return (mask, errors, reads) if errors else None
+
+    def check(self, reads: list[Read]) -> None:
+        """A CAS has compared what was read with what is there, see `refmoe.ptx.engine.undefined.compared`."""
+        self._checked.update(reads)
+
+    @property
+    def checks_all(self) -> bool:
+        """Whether a CAS has checked the value of every read that races."""
+        return self.found.keys() <= self._checked
 
     def refuse(self, error: RaceError) -> None:
         """The value of a read that raced is used, see `RaceError.use`.
@@ -264,5 +276,7 @@ class RacingReads(RaceWitness):
 
     def warnings(self) -> tuple[RaceError, ...]:
         """The races of reads whose values nobody used, one for each cause."""
-        causes = {raced.error.cause: raced.error for raced in reversed(self.found.values())}
-        return tuple(each.unused() for each in reversed(causes.values()))
+        causes: dict[Any, RaceError] = {}
+        for read, raced in reversed(self.found.items()):
+            causes[raced.error.cause] = raced.error.unused(read in self._checked)
+        return tuple(reversed(causes.values()))

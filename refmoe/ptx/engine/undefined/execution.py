@@ -23,6 +23,7 @@ from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access, _turns
 from refmoe.ptx.engine.undefined import warps
+from refmoe.ptx.engine.undefined.compared import COMPARED, Compared
 from refmoe.ptx.engine.undefined.origins import Origins, Stored
 from refmoe.ptx.engine.undefined.rules import everything, kinds_of, sum_mask, undefined_results, upward
 from refmoe.ptx.engine.undefined.shades import Shade, blamed, masks_of, of_any, shade
@@ -91,6 +92,18 @@ class Registers(Protocol):
 
     def use(self, sink: str, instruction: Instruction, lanes: Array, masks: Array, origins: Array) -> None:
         """A result is about to depend on values."""
+        ...
+
+    def held_by(self, lanes: Array, names: frozenset[str]) -> Iterator[Array]:
+        """Where undefined registers of lanes came from."""
+        ...
+
+    def sources(self, instruction: Instruction) -> frozenset[str]:
+        """The registers of which what an instruction uses may be computed."""
+        ...
+
+    def trust(self, instruction: Instruction, compared: Compared, lanes: Array, wrote: Array) -> None:
+        """A CAS has checked what lanes had read."""
         ...
 
     def read(self, access: Access, region: Region, index: Array, lanes: Array) -> tuple[Array, Array]:
@@ -500,9 +513,6 @@ class Execution:
         count = 2 if opcode.operation == "cas" else 1
         columns = [each.elements if isinstance(each, Vector) else (each,) for each in operands[:count]]
         self._operands = [[self.shade(column[each], kind) for column in columns] for each in range(opcode.count)]
-        if count == 2:
-            for shades in self._operands:
-                self.use("the comparison of an atomic", shades[0])
         targets = destination.elements if isinstance(destination, Vector) else (destination,)
         where = self._chosen()
         self._olds = [(np.zeros(where.size, DTYPES[kind]), np.zeros(where.size, np.int64)) for _ in self._operands]
@@ -533,12 +543,19 @@ class Execution:
         held = self._operands[element][-1]
         own = np.zeros(len(at), mask.dtype) if held is None else held.mask[where[place]].astype(mask.dtype)
         whence = np.zeros(len(at), np.int64) if held is None else held.origins[where[place]]
+        compared = None
+        if opcode.operation == "cas":
+            compared = self._compare(region, at * size, size, lanes, where[place], element)
+            # What would take the place of a value that the CAS checks is stored if that value was right.
+            own = np.where(compared.of_reads(np.where(own != 0, whence, 0)), own.dtype.type(0), own)
         if opcode.operation == "cas" and mask.any():
             # Whether it stores is not known.
             open_ = mask[number]
             self.follower.use("the comparison of an atomic", self.instruction, lanes, open_, origins[number])
         olds, old_origins = self._olds[element]
         yield
+        if compared is not None and compared.checked.any():
+            self._trust(compared, lanes, where[place], stores[place])
         for turn in _turns(at):
             who = number[turn]
             olds[place[turn]], old_origins[place[turn]] = mask[who], origins[who]
@@ -547,6 +564,49 @@ class Execution:
             origins[who] = np.where(writes & (own[turn] != 0), whence[turn], origins[who])
             mask[who] = np.where(writes, made, mask[who])
         self._write(region, words * size, mask.view(np.uint8).reshape(-1, size), origins, first)
+
+    def _compare(self, region: Region, begin: Array, size: int, lanes: Array, where: Array, element: int) -> Compared:
+        """A CAS by `lanes` [n], at `where` [n] in the frame, of `size` bytes at `begin` [n].
+
+        Raises:
+            UndefinedError, RaceError: the value to compare with is undefined, and is none that the CAS itself checks.
+        """
+        assert self.instruction is not None
+        machine, held = self.follower.machine, self._operands[element][0]
+        numbers = np.zeros(len(lanes), np.int64)
+        if held is not None:
+            numbers = np.where(held.open[where], held.origins[where], 0)
+        first = begin + machine.first_cta * region.stride
+        found = Compared(self.origins, region.name, first, size, lanes + machine.first_thread, numbers)
+        if held is not None:
+            bad = (numbers != 0) & ~found.checked
+            if found.checked.any():
+                names = self.follower.sources(self.instruction)
+                local = [
+                    np.where(each.open[where], each.origins[where], 0)
+                    for name, each in self._shades.items()
+                    if each is not None and name in names
+                ]
+                for other in (*local, *self.follower.held_by(lanes, names)):
+                    bad |= found.checked & found.differ(other)
+            origins = held.origins[where[bad]]
+            self.follower.use(
+                "the comparison of an atomic", self.instruction, lanes[bad], held.mask[where[bad]], origins
+            )
+        return found
+
+    def _trust(self, compared: Compared, lanes: Array, where: Array, wrote: Array) -> None:
+        """`lanes` [n], at `where` [n] in the frame, have compared what they had read; bool [n]: and have stored."""
+        assert self.instruction is not None
+        own = self.instruction.operands[COMPARED]
+        for name, held in list(self._shades.items()):
+            if held is not None:
+                found = compared.of_reads(np.where(held.open[where], held.origins[where], 0))
+                found &= wrote | (isinstance(own, Register) and own.name == name)
+                mask = held.mask.copy()
+                mask[where[found]] = 0
+                self._shades[name] = shade(mask, held.origins)
+        self.follower.trust(self.instruction, compared, lanes, wrote)
 
     def _load_matrix(self, instruction: Instruction) -> None:
         self.use("an address", self.shade(instruction.operands[1]))

@@ -7,6 +7,7 @@ Python, with a mask beside each register (`refmoe.ptx.engine.undefined.execution
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.native_state import NativeState
 from refmoe.ptx.engine.order.racing_reads import RacingReads
 from refmoe.ptx.engine.undefined import memory
+from refmoe.ptx.engine.undefined.compared import COMPARED, Compared
 from refmoe.ptx.engine.undefined.execution import Execution
 from refmoe.ptx.engine.undefined.findings import Use, finding
 from refmoe.ptx.engine.undefined.origins import Origins, Raced, Uninitialised
@@ -31,7 +33,7 @@ from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.program.registers import results_and_uses
 from refmoe.ptx.program.unwritten import instructions_of, uses_of
 from refmoe.ptx.state.memory import Region
-from refmoe.ptx.text.syntax import Instruction
+from refmoe.ptx.text.syntax import Instruction, Register
 
 Array = Any
 # An instruction, by its line and its text: one that was inlined stands in several blocks.
@@ -107,6 +109,7 @@ class UndefinedFollower:
         self._masks: dict[int, Array] = {}
         self._origins: dict[int, Array] = {}
         self._touched: dict[int, frozenset[int]] = {}
+        self._sources: dict[Instruction, frozenset[str]] = {}
         self._kinds = dict(code.homes.values())
         names = {number: name for name, (number, _) in code.homes.items()}
         launch = machine.launch
@@ -201,6 +204,45 @@ class UndefinedFollower:
             else:
                 del self._masks[number], self._origins[number]
 
+    def held_by(self, lanes: Array, names: frozenset[str]) -> Iterator[Array]:
+        """Where those undefined registers of `lanes` [n] came from, int64 [n] each; 0 for one that is defined."""
+        for name in names & self.code.homes.keys():
+            number = self.code.homes[name][0]
+            if number in self._masks:
+                yield np.where(self._masks[number][lanes] != 0, self._origins[number][lanes], 0)
+
+    def sources(self, instruction: Instruction) -> frozenset[str]:
+        """The registers of which what an instruction uses may be computed, itself included."""
+        if instruction not in self._sources:
+            makers: dict[str, set[str]] = defaultdict(set)
+            for block in self.code.program.blocks:
+                for results, uses in map(results_and_uses, instructions_of(block)):
+                    for result in results:
+                        makers[result.name].update(each.name for each in uses)
+            found, left = set[str](), [each.name for each in results_and_uses(instruction)[1]]
+            while left:
+                name = left.pop()
+                if name not in found:
+                    found.add(name)
+                    left += makers[name]
+            self._sources[instruction] = frozenset(found)
+        return self._sources[instruction]
+
+    def trust(self, instruction: Instruction, compared: Compared, lanes: Array, wrote: Array) -> None:
+        """A CAS has checked what `lanes` [n] had read: their registers that came from there are defined.
+
+        Where it found another value, and did not write, that is so of the register alone that it compared.
+        """
+        own = instruction.operands[COMPARED]
+        for number, mask in list(self._masks.items()):
+            is_own = isinstance(own, Register) and self.code.homes.get(own.name, (-1, ""))[0] == number
+            where = np.zeros(self.machine.lanes, np.bool_)
+            found = compared.of_reads(np.where(mask[lanes] != 0, self._origins[number][lanes], 0))
+            where[lanes] = found if is_own else found & wrote
+            self.write(number, where)
+        if self.following.racing is not None:
+            self.following.racing.check(compared.racing)
+
     # Uses
 
     def use(self, sink: str, instruction: Instruction, lanes: Array, masks: Array, origins: Array) -> None:
@@ -266,9 +308,11 @@ class UndefinedFollower:
         found = racing.raced(region.name, access.instruction, begin, access.width, threads)
         if found is None:
             return None
-        mask, errors = found
+        mask, errors, reads = found
         rows, origins = mask.any(axis=1), np.zeros(len(index), np.int64)
-        origins[rows] = self.following.origins.add(Raced(errors), threads[rows])
+        origins[rows] = self.following.origins.add(
+            Raced(errors, region.name, begin[rows], access.width, reads), threads[rows]
+        )
         return np.where(mask, np.uint8(0xFF), np.uint8(0)), origins
 
     def pass_on(self, instruction: Instruction, lanes: Array, bits: Array, origins: Array) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access
+from refmoe.ptx.engine.order.racing_reads import Read
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.text.syntax import Instruction
@@ -63,9 +64,21 @@ class Absent:
 
 @dataclass(frozen=True)
 class Raced:
-    """Reads that race. `errors`: what that of each thread raced with."""
+    """Reads that race.
+
+    Attributes:
+        errors: what that of each thread raced with.
+        region: name of the memory.
+        begin: int64 [n], the first byte that each thread read, among those of the whole launch.
+        width: bytes of each.
+        reads: that of each thread.
+    """
 
     errors: Sequence[RaceError]
+    region: str
+    begin: Array
+    width: int
+    reads: Sequence[Read]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,86 @@
+"""Values that were read in a race, and that a CAS of the very same bytes compares with what is there.
+
+    old = *place;
+    do { assumed = old; old = atomicCAS(place, assumed, changed(assumed)); } while (assumed != old);
+
+The CUDA C++ Programming Guide builds its atomics so. The plain read races with the atomics of others, and gives any
+value. But nothing is stored unless the value is the one that is there: then it was right. Else the loop takes what the
+CAS found. So a CAS is no use of such a value, nor of what was computed of it and would take its place. Behind one that
+has stored, the value and all that was computed of it are right. Behind one that has not, the value is what the thread
+compares with what the CAS found, and whatever else it was used for is not right.
+
+That holds for a thread's own read of the bytes that it compares. If other values that nobody knows may be in what it
+compares or stores, the comparison stays a use: of several that meet in one register only one is told.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from refmoe.ptx.engine.order.racing_reads import Read
+from refmoe.ptx.engine.undefined.origins import Origin, Origins, Raced
+
+Array = Any
+#: Which operand of a CAS is compared.
+COMPARED = 2
+
+
+class Compared:
+    """What a CAS compares in some lanes.
+
+    Args:
+        origins: of the launch.
+        region: name of the memory.
+        begin: int64 [n], the first byte that each lane compares, among those of the whole launch.
+        width: bytes.
+        threads: int64 [n], whose.
+        held: int64 [n], where the value to compare with came from; 0 for one that is known.
+
+    Attributes:
+        reads: the read of each lane whose value the CAS checks, or None.
+    """
+
+    def __init__(self, origins: Origins, region: str, begin: Array, width: int, threads: Array, held: Array) -> None:
+        self._origins = origins
+        self.reads: list[Origin | None] = []
+        for first, thread, number in zip(begin.tolist(), threads.tolist(), held.tolist(), strict=True):
+            root = origins.root(number) if number else None
+            same = root is not None and root.thread == thread and _bytes_of(root) == (region, first, width)
+            self.reads.append(root if same else None)
+
+    @property
+    def racing(self) -> list[Read]:
+        """What the CAS checks."""
+        return [each.event.reads[each.place] for each in self.reads if each and isinstance(each.event, Raced)]
+
+    @property
+    def checked(self) -> Array:
+        """bool [n], the lanes whose value the CAS checks."""
+        return np.array([each is not None for each in self.reads], np.bool_)
+
+    def differ(self, numbers: Array) -> Array:
+        """bool [n], the lanes in which a value came from elsewhere; `numbers` is int64 [n], 0 where it is known."""
+        return np.array(
+            [bool(number) and not self._is_of(number, read) for number, read in self._pairs(numbers)], np.bool_
+        )
+
+    def of_reads(self, numbers: Array) -> Array:
+        """bool [n], the lanes in which a value came from their read; `numbers` as for `differ`."""
+        return np.array([bool(number) and self._is_of(number, read) for number, read in self._pairs(numbers)], np.bool_)
+
+    def _pairs(self, numbers: Array) -> list[tuple[int, Origin | None]]:
+        return list(zip(numbers.tolist(), self.reads, strict=True))
+
+    def _is_of(self, number: int, read: Origin | None) -> bool:
+        if read is None:
+            return False
+        root = self._origins.root(number)
+        return root.event is read.event and root.place == read.place
+
+
+def _bytes_of(read: Origin) -> tuple[str, int, int] | None:
+    """(memory, first byte, width) of a read that races; None for another origin."""
+    event = read.event
+    return (event.region, int(event.begin[read.place]), event.width) if isinstance(event, Raced) else None
