@@ -207,8 +207,7 @@ class RaceShadow:
 
         One of bytes that others accessed strongly in other widths is weak.
         """
-        if self._widths is None:
-            self._widths = untouched((self.granules.size,), np.uint8)
+        self._widths = untouched((self.granules.size,), np.uint8) if self._widths is None else self._widths
         places = index[:, None] + np.arange(width)
         held = self._widths[places] | np.uint8(unit)
         self._widths[places] = held
