@@ -160,11 +160,12 @@ class Barriers:
         group = np.cumsum(first) - 1
         joined = np.zeros((int(group[-1]) + 1, clocks.columns), np.int64)
         beyond = clocks.bring(joined, group, warps, self.machine.alive, self.machine.exist)
-        if any(each is not None for each in beyond):
+        if beyond is not None:
             together: dict[int, Knowledge | None] = {}
             for cta, each in zip(owner.tolist(), beyond, strict=True):
-                together[cta] = clocks.pool.join(together.get(cta), each)
-            beyond = [together[cta] for cta in owner.tolist()]
+                if each is not None:
+                    together[cta] = clocks.pool.join(together.get(cta), each)
+            beyond = [together.get(cta) for cta in owner.tolist()]
         clocks.learn(warps, joined[:, : clocks.used], group, beyond)
         self.machine.tick(self.machine.launch.clock + 1)
 
@@ -215,7 +216,7 @@ class Barriers:
         self._counted[lanes] = True
         if machine.clocks is not None:
             beyond = machine.clocks.bring(self._known[:, number], owner, warps, machine.alive, machine.exist)
-            for cta, each in zip(owner.tolist(), beyond, strict=True):
+            for cta, each in () if beyond is None else zip(owner.tolist(), beyond, strict=True):
                 if each is not None:
                     together = machine.clocks.pool.join(self._beyond.get((cta, number)), each)
                     self._beyond[cta, number] = together
@@ -248,7 +249,9 @@ class Barriers:
         warps = np.flatnonzero(waiting.reshape(-1, 32).any(axis=1))
         if machine.clocks is not None and warps.size:
             owner = warps // machine.warps
-            beyond = [self._beyond.get((cta, number)) for cta in owner.tolist()]
+            beyond = None
+            if self._beyond:
+                beyond = [self._beyond.get((cta, number)) for cta in owner.tolist()]
             machine.clocks.learn(warps, self._known[:, number, : machine.clocks.used], owner, beyond)
         self.at[waiting] = -1
         still: Array = (self.at == number).reshape(machine.ctas, -1).any(axis=1)

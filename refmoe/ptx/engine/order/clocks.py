@@ -255,16 +255,21 @@ class Clocks:
 
     def passed_on(self, lane: int, row: Array, beyond: Knowledge | None, step: int) -> Knowledge:
         """What a lane passes on that knew `row` [columns] and `beyond` when it released at `step`."""
-        known = row[None].copy()
-        self.mark(known, np.zeros(1, np.int64), np.array([lane]), step)
-        return self.pool.knowledge(self.first_cluster + (lane >> 5) // self.warps, known[0], beyond)
+        known = row.copy()
+        if self.sequential:
+            self.mark(known[None], np.zeros(1, np.int64), np.array([lane]), step)
+        else:
+            self.used = self.columns
+            known[self.lane + lane % (LANES * self.warps)] = step
+        return self.pool.knowledge(self.first_cluster + (lane >> 5) // self.warps, known, beyond)
 
     def learn_by_lane(self, lanes: Array, knowledge: Knowledge | None, alive: Array) -> None:
         """`lanes` [n], each once, come to know something; `alive` are the lanes that have not exited, bool [all]."""
         if knowledge is None or not lanes.size:
             return
-        for warp in np.unique(lanes >> 5).tolist():
-            mine = lanes[lanes >> 5 == warp]
+        owners = lanes >> 5
+        for warp in np.unique(owners).tolist() if len(lanes) > 1 else owners.tolist():
+            mine = lanes[owners == warp]
             cluster = self.first_cluster + warp // self.warps
             known = self.pool.rows[knowledge.rows[cluster]] if knowledge.rows[cluster] else None
             for row in self._rows_for(warp, mine, alive):
@@ -384,8 +389,11 @@ class Clocks:
 
     # Barriers, at which whole warps meet
 
-    def bring(self, table: Array, rows: Array, warps: Array, alive: Array, exist: Array) -> list[Knowledge | None]:
-        """Warps, all of whose living lanes are here, come to a barrier; returns what they know of other clusters, [n].
+    def bring(
+        self, table: Array, rows: Array, warps: Array, alive: Array, exist: Array
+    ) -> list[Knowledge | None] | None:
+        """Warps, all of whose living lanes are here, come to a barrier; returns what they know of other clusters, [n],
+        or None where nobody knows of others.
 
         Args:
             table: int64 [m, columns], what was brought to barriers before, raised by what these bring.
@@ -396,24 +404,24 @@ class Clocks:
         """
         apart = self.apart[warps]
         if self.sequential or (self._leave and not alive.reshape(-1, LANES)[warps].all()):
-            known, beyond = self.knowledge(warps, alive, exist)
+            known, of_others = self.knowledge(warps, alive, exist)
             raise_rows(table[:, : known.shape[1]], rows, known)
-            return beyond
+            return of_others if self.beyond else None
         raise_rows(table[:, : self.used], rows, self.seen[:, : self.used], warps)
-        beyond = [self.beyond.get(warp) for warp in warps.tolist()] if self.beyond else [None] * len(warps)
+        beyond = [self.beyond.get(warp) for warp in warps.tolist()] if self.beyond else []
         own, theirs = list[int](), list[int]()
         for number in np.flatnonzero(apart).tolist():
             lanes = self._lanes_apart(int(warps[number]))
             own += lanes
             theirs += [int(rows[number])] * len(lanes)
-            for row in lanes if self.beyond else ():
+            for row in lanes if beyond else ():
                 beyond[number] = self.pool.join(beyond[number], self.beyond.get(row))
         raise_rows(
             table[:, : self.used], np.array(theirs, np.int64), self.seen[:, : self.used], np.array(own, np.int64)
         )
         # Nobody knows a later step of them.
         table[rows, warps % self.warps] = self.now
-        return beyond
+        return beyond or None
 
     def knowledge(self, warps: Array, alive: Array, exist: Array) -> tuple[Array, list[Knowledge | None]]:
         """What warps, all of whose living lanes are here, bring to a barrier now: [n, used], and beyond [n].
@@ -452,16 +460,28 @@ class Clocks:
             part = row[column : column + LANES]
             np.maximum(part, self.last_fence[warp * LANES : (warp + 1) * LANES], out=part)
 
-    def learn(self, warps: Array, known: Array, numbers: Array, beyond: list[Knowledge | None]) -> None:
+    def learn(self, warps: Array, known: Array, numbers: Array, beyond: list[Knowledge | None] | None) -> None:
         """`warps` [n] leave a barrier with what all participants, they among them, brought.
 
-        `known` [m, used], of which each has row `numbers` [n], is about their own cluster, `beyond` [n] about others.
+        `known` [m, used], of which each has row `numbers` [n], is about their own cluster, `beyond` [n] about others;
+        None where nobody knows of others.
         """
         raise_rows(self.seen[:, : known.shape[1]], warps, known, numbers)
         self.apart[warps] = 0
+        if beyond is None:
+            return
+        learned, addresses = list[int](), list[int]()
         for warp, theirs in zip(warps.tolist(), beyond, strict=True):
-            if theirs is not None:
-                self._know(warp, self.pool.join(self.beyond.get(warp), theirs))
+            if theirs is None:
+                continue
+            mine = self.beyond.get(warp)
+            together = theirs if mine is None or mine is theirs else self.pool.join(mine, theirs)
+            assert together is not None
+            if together is not mine:
+                self.beyond[warp] = together
+                learned.append(warp)
+                addresses.append(together.address)
+        self.foreign[learned] = addresses
 
     def meet(self, lanes: Array, members: Array, alive: Array, exist: Array) -> None:
         """`lanes` [n] execute `bar.warp.sync` with member masks, uint32 [n]; `alive` and `exist` are bool [all lanes].

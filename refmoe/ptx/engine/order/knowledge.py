@@ -28,14 +28,15 @@ class Knowledge:
 
     Attributes:
         rows: int64 [clusters], row of the pool, 0 for a cluster of which nothing is known. Never changed once made.
+        count: clusters of which something is known.
         address: of the rows, for native code. Each lane that learns asks for it, and NumPy takes longer than to learn.
     """
 
-    __slots__ = ("__weakref__", "address", "rows")
+    __slots__ = ("__weakref__", "address", "count", "rows")
 
-    def __init__(self, rows: Array) -> None:
-        self.rows = rows
-        self.address = int(rows.ctypes.data)
+    def __init__(self, rows: Array, count: int) -> None:
+        self.rows, self.count = rows, count
+        self.address = int(rows.__array_interface__["data"][0])
 
 
 class Pool:
@@ -87,11 +88,12 @@ class Pool:
     def knowledge(self, cluster: int, row: Array, beyond: Knowledge | None) -> Knowledge:
         """What somebody knows: `row` [columns] of the own cluster, and of other clusters what `beyond` has."""
         rows = np.zeros(self.clusters, np.int64) if beyond is None else beyond.rows.copy()
+        count = (0 if beyond is None else beyond.count) + (not rows[cluster])
         rows[cluster] = self.add(row)
-        return self._new(rows)
+        return self._new(rows, count)
 
-    def _new(self, rows: Array) -> Knowledge:
-        made = Knowledge(rows)
+    def _new(self, rows: Array, count: int) -> Knowledge:
+        made = Knowledge(rows, count)
         self._living.add(made)
         return made
 
@@ -100,9 +102,13 @@ class Pool:
         if one is None or other is None or one is other:
             return other if one is None else one
         mine, theirs = one.rows, other.rows
+        # That of each cluster of which the one or the other knows.
+        rows: Array = np.maximum(mine, theirs)
+        count = int(np.count_nonzero(rows))
+        if count == one.count + other.count:
+            return self._new(rows, count)
         both = np.flatnonzero((mine != theirs) & (mine != 0) & (theirs != 0))
-        rows: Array = np.where(mine == 0, theirs, mine)
-        held = self._new(rows)
+        held = self._new(rows, count)
         for begin in range(0, len(both), _ROWS_AT_ONCE):
             some = both[begin : begin + _ROWS_AT_ONCE]
             first, second = self.rows[mine[some]], self.rows[theirs[some]]
