@@ -27,7 +27,7 @@ class Knowledge:
     """One row of a pool for each cluster of the grid.
 
     Attributes:
-        rows: int64 [clusters], row of the pool, 0 for a cluster of which nothing is known. Never changed once made.
+        rows: int32 [clusters], row of the pool, 0 for a cluster of which nothing is known. Never changed once made.
         count: clusters of which something is known.
         address: of the rows, for native code. Each lane that learns asks for it, and NumPy takes longer than to learn.
     """
@@ -87,7 +87,7 @@ class Pool:
 
     def knowledge(self, cluster: int, row: Array, beyond: Knowledge | None) -> Knowledge:
         """What somebody knows: `row` [columns] of the own cluster, and of other clusters what `beyond` has."""
-        rows = np.zeros(self.clusters, np.int64) if beyond is None else beyond.rows.copy()
+        rows = np.zeros(self.clusters, np.int32) if beyond is None else beyond.rows.copy()
         count = (0 if beyond is None else beyond.count) + (not rows[cluster])
         rows[cluster] = self.add(row)
         return self._new(rows, count)
