@@ -16,6 +16,7 @@ import numpy as np
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.errors import WarpError
+from refmoe.ptx.native.clocks import clear_rows
 from refmoe.ptx.state.numbers import different
 from refmoe.ptx.state.pages import untouched
 from refmoe.ptx.text.syntax import Instruction
@@ -280,8 +281,8 @@ class Barriers:
         self.threads[ctas, number] = 0
         self.expected[ctas[~still[ctas]], number] = 0
         self._came[ctas, number] = False
-        used = 0 if machine.clocks is None else machine.clocks.used
-        self._known[ctas, number, :used] = 0
+        if machine.clocks is not None:
+            clear_rows(self._known[:, number, : machine.clocks.used], ctas)
         for cta in ctas.tolist():
             self._beyond.pop((cta, number), None)
         machine.resume_each(self._origin, waiting)
