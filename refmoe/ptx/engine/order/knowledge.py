@@ -19,6 +19,8 @@ _FIRST_ROWS = 64
 _GROWTH = 8
 # Rows that nobody refers to any more are looked for when the pool is full and has at least so many bytes.
 _WORTH_SWEEPING = 32 << 20
+# So many are not looked through for those that are gone.
+_FEW = 1024
 # Rows that are compared in one call.
 _ROWS_AT_ONCE = 64
 
@@ -54,7 +56,9 @@ class Pool:
         self.rows = np.zeros((1, 0), np.int64)
         self._count = 1
         self._free: list[int] = []
-        self._living: weakref.WeakSet[Knowledge] = weakref.WeakSet()
+        # Whatever was made, but for what is known to be gone. A set that forgets by itself takes longer than to learn.
+        self._made: list[weakref.ref[Knowledge]] = []
+        self._most = _FEW
 
     def fit(self, columns: int) -> None:
         """Rows have so many columns; the first call decides."""
@@ -77,7 +81,7 @@ class Pool:
         if self.rows.nbytes >= _WORTH_SWEEPING:
             used = np.zeros(len(self.rows), bool)
             used[0] = True
-            for knowledge in self._living:
+            for knowledge in self._living():
                 used[knowledge.rows] = True
             self._free = np.flatnonzero(~used).tolist()
         if 2 * len(self._free) < len(self.rows):
@@ -94,8 +98,15 @@ class Pool:
 
     def _new(self, rows: Array, count: int) -> Knowledge:
         made = Knowledge(rows, count)
-        self._living.add(made)
+        self._made.append(weakref.ref(made))
+        if len(self._made) > self._most:
+            self._made = [weakref.ref(each) for each in self._living()]
+            self._most = 2 * len(self._made) + _FEW
         return made
+
+    def _living(self) -> list[Knowledge]:
+        """What somebody refers to."""
+        return [each for one in self._made if (each := one()) is not None]
 
     def join(self, one: Knowledge | None, other: Knowledge | None) -> Knowledge | None:
         """What both know together."""
