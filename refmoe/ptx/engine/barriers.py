@@ -16,6 +16,7 @@ import numpy as np
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.errors import WarpError
+from refmoe.ptx.native.clocks import clear_rows
 from refmoe.ptx.state.numbers import different
 from refmoe.ptx.state.pages import untouched
 from refmoe.ptx.text.syntax import Instruction
@@ -23,6 +24,7 @@ from refmoe.ptx.text.syntax import Instruction
 Array = Any
 COUNT = 16
 _ALL = -1
+_ALL_LANES = np.uint32(0xFFFFFFFF)
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,13 @@ class Barriers:
 
     @cached_property
     def at(self) -> Array:
-        """int64 [lanes], the barrier at which each lane is parked, -1 for none."""
-        return np.full(self.machine.lanes, -1, np.int64)
+        """int8 [lanes], the barrier at which each lane is parked, -1 for none."""
+        # Narrow, because every barrier looks at all lanes.
+        return np.full(self.machine.lanes, -1, np.int8)
 
     @cached_property
     def _origin(self) -> Array:
-        return np.zeros(self.machine.lanes, np.int64)
+        return np.zeros(self.machine.lanes, np.int32)
 
     @cached_property
     def _stays(self) -> Array:
@@ -104,11 +107,14 @@ class Barriers:
             machine.tracer.named("leave", code.instruction, mask, number)
             machine.resume(place, mask)
             return
-        lanes = np.flatnonzero(mask)
         alike = not isinstance(number, np.ndarray) and not isinstance(count, np.ndarray)
         if alike:
             # What is true of the first lane of a CTA is true of all.
-            lanes = lanes[np.r_[True, np.diff(machine.lane_cta[lanes]) != 0]]
+            of_cta = mask.reshape(machine.ctas, -1)
+            first = of_cta.argmax(axis=1) + np.arange(0, machine.lanes, of_cta.shape[1])
+            lanes = first[mask[first]]
+        else:
+            lanes = np.flatnonzero(mask)
         numbers = np.broadcast_to(np.asarray(number, np.int64), mask.shape)[lanes]
         if numbers.max() >= COUNT:
             raise self._error(code, lanes[int(np.argmax(numbers))], f"barrier {int(numbers.max())} of 16")
@@ -139,10 +145,13 @@ class Barriers:
             )
             raise self._error(code, lanes[bad], what)
         self._reduces[ctas, numbers] = reduces
-        self.at[mask] = int(numbers[0]) if alike else numbers
-        self._origin[mask] = place
-        self._stays[mask] = code.kind != "arrive"
-        self._counted[mask] = False
+        if alike:
+            np.copyto(self.at, int(numbers[0]), where=mask)
+        else:
+            self.at[mask] = numbers
+        np.copyto(self._origin, place, where=mask)
+        np.copyto(self._stays, code.kind != "arrive", where=mask)
+        self._counted &= ~mask
         if vote is not None:
             self._vote[mask] = np.broadcast_to(vote, mask.shape)[mask]
         self.settle()
@@ -154,27 +163,29 @@ class Barriers:
         clocks = self.machine.clocks
         if clocks is None:
             return
-        warps = np.flatnonzero(mask.reshape(-1, 32).any(axis=1))
+        warps = np.flatnonzero(_bits(mask))
         owner = warps // self.machine.warps
         first = np.r_[True, owner[1:] != owner[:-1]]
         group = np.cumsum(first) - 1
-        joined = np.zeros((int(group[-1]) + 1, clocks.columns), np.int64)
+        # As narrow as may be: a row of all columns can be a page, which becomes resident for nothing.
+        joined = np.zeros((int(group[-1]) + 1, clocks.most_used), np.int64)
         beyond = clocks.bring(joined, group, warps, self.machine.alive, self.machine.exist)
-        if any(each is not None for each in beyond):
+        if beyond is not None:
             together: dict[int, Knowledge | None] = {}
             for cta, each in zip(owner.tolist(), beyond, strict=True):
-                together[cta] = clocks.pool.join(together.get(cta), each)
-            beyond = [together[cta] for cta in owner.tolist()]
+                if each is not None:
+                    together[cta] = clocks.pool.join(together.get(cta), each)
+            beyond = [together.get(cta) for cta in owner.tolist()]
         clocks.learn(warps, joined[:, : clocks.used], group, beyond)
         self.machine.tick(self.machine.launch.clock + 1)
 
     def settle(self) -> None:
         """Count warps whose lanes have all come or exited, and complete the barriers whose warps have all come."""
         machine = self.machine
-        living = machine.alive.reshape(-1, 32)
-        for number in map(int, different(self.at[self.at >= 0])):
-            gathered = ((self.at == number) & ~self._counted).reshape(-1, 32)
-            warps = np.flatnonzero(gathered.any(axis=1) & (gathered | ~living).all(axis=1))
+        living = _bits(machine.alive)
+        for number in np.flatnonzero(self.expected.any(axis=0)).tolist():
+            gathered = _bits((self.at == number) & ~self._counted)
+            warps = np.flatnonzero((gathered != 0) & (gathered | ~living == _ALL_LANES))
             if not warps.size:
                 continue
             everyone = self.expected[warps // machine.warps, number] == _ALL
@@ -185,9 +196,12 @@ class Barriers:
                 cta = int(warp) // machine.warps
                 if self.threads[cta, number] == self.expected[cta, number]:
                     self._complete(np.array([cta]), number)
-        live: Array = living.reshape(machine.ctas, machine.warps, 32).any(axis=2)
+        every = self.expected == _ALL
+        if not every.any():
+            return
+        live: Array = (living != 0).reshape(machine.ctas, machine.warps)
         full = (self._came | ~live[:, None, :]).all(axis=2) & self._came.any(axis=2)
-        ctas, numbers = np.nonzero(full & (self.expected == _ALL))
+        ctas, numbers = np.nonzero(full & every)
         for number in np.unique(numbers).tolist():
             self._complete(ctas[numbers == number], number)
 
@@ -209,26 +223,35 @@ class Barriers:
         owner = warps // machine.warps
         self._came[owner, number, warps % machine.warps] = True
         np.add.at(self.threads[:, number], owner, 32)
-        lanes = (warps[:, None] * 32 + np.arange(32)).ravel()
-        lanes = lanes[machine.alive[lanes]]
-        self._check_aligned(lanes)
-        self._counted[lanes] = True
+        lanes = self._lanes_of(warps)
+        self._check_aligned(warps)
+        self._counted |= lanes
         if machine.clocks is not None:
             beyond = machine.clocks.bring(self._known[:, number], owner, warps, machine.alive, machine.exist)
-            for cta, each in zip(owner.tolist(), beyond, strict=True):
+            for cta, each in () if beyond is None else zip(owner.tolist(), beyond, strict=True):
                 if each is not None:
                     together = machine.clocks.pool.join(self._beyond.get((cta, number)), each)
                     self._beyond[cta, number] = together
             machine.tick(machine.launch.clock + 1)
-        going = np.zeros(machine.lanes, bool)
-        going[lanes] = ~self._stays[lanes]
+        going = lanes & ~self._stays
         if going.any():
             machine.tracer.named("leave", None, going, number)
             self.at[going] = -1
             machine.resume_each(self._origin, going)
 
-    def _check_aligned(self, lanes: Array) -> None:
+    def _lanes_of(self, warps: Array) -> Array:
+        """The living lanes of some warps, bool [lanes]."""
+        chosen = np.zeros(self.machine.lanes // 32, bool)
+        chosen[warps] = True
+        lanes: Array = np.repeat(chosen, 32) & self.machine.alive
+        return lanes
+
+    def _check_aligned(self, warps: Array) -> None:
         """The lanes of a warp must come by one instruction, if that is `.aligned` (as every `bar` is)."""
+        origins = self._origin.reshape(-1, 32)[warps]
+        if (origins == origins[0, 0]).all():
+            return
+        lanes = np.flatnonzero(self._lanes_of(warps))
         split = np.flatnonzero((np.diff(lanes >> 5) == 0) & (np.diff(self._origin[lanes]) != 0))
         for lane in lanes[np.union1d(split, split + 1)]:
             code = self._codes[int(self._origin[lane])]
@@ -244,19 +267,22 @@ class Barriers:
         chosen[ctas] = True
         waiting = np.repeat(chosen, machine.warps * 32) & (self.at == number) & self._counted
         machine.tracer.named("leave", None, waiting, number)
-        self._reduce(waiting)
-        warps = np.flatnonzero(waiting.reshape(-1, 32).any(axis=1))
+        if self._reduces[ctas, number].any():
+            self._reduce(waiting)
+        warps = np.flatnonzero(_bits(waiting))
         if machine.clocks is not None and warps.size:
             owner = warps // machine.warps
-            beyond = [self._beyond.get((cta, number)) for cta in owner.tolist()]
+            beyond = None
+            if self._beyond:
+                beyond = [self._beyond.get((cta, number)) for cta in owner.tolist()]
             machine.clocks.learn(warps, self._known[:, number, : machine.clocks.used], owner, beyond)
-        self.at[waiting] = -1
+        np.copyto(self.at, -1, where=waiting)
         still: Array = (self.at == number).reshape(machine.ctas, -1).any(axis=1)
         self.threads[ctas, number] = 0
         self.expected[ctas[~still[ctas]], number] = 0
         self._came[ctas, number] = False
-        used = 0 if machine.clocks is None else machine.clocks.used
-        self._known[ctas, number, :used] = 0
+        if machine.clocks is not None:
+            clear_rows(self._known[:, number, : machine.clocks.used], ctas)
         for cta in ctas.tolist():
             self._beyond.pop((cta, number), None)
         machine.resume_each(self._origin, waiting)
@@ -295,6 +321,11 @@ class Barriers:
                 f"waiting are {ranges(machine, lanes)}; {machine.describe(instruction)}"
             )
         return lines
+
+
+def _bits(mask: Array) -> Array:
+    """bool [lanes] to uint32 [warps], a bit for each lane."""
+    return np.packbits(mask, bitorder="little").view(np.uint32)
 
 
 def ranges(machine: Lanes, lanes: Array) -> str:

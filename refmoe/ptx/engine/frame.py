@@ -30,7 +30,7 @@ class Frame:
         active: number of active lanes.
     """
 
-    __slots__ = ("_warps", "active", "count", "index", "inner", "machine", "mask")
+    __slots__ = ("_places", "_warps", "active", "count", "index", "inner", "machine", "mask")
 
     def __init__(self, machine: Lanes, mask: Array, active: int, compact: bool) -> None:
         self.machine = machine
@@ -40,6 +40,8 @@ class Frame:
         self.inner = None if compact or active == machine.lanes else mask
         self.count = active if compact else machine.lanes
         self._warps: tuple[Array, Array] | None = None
+        # Warp and lane of each of some lanes, by which registers are found.
+        self._places = None if self.index is None else (self.index >> 5, self.index & 31)
 
     # Registers
 
@@ -47,13 +49,13 @@ class Frame:
         """A register's values for this frame's vectors: a copy, because native code writes registers in place."""
         held = registers[number]
         # Those of all lanes lie far apart, a row for each warp.
-        return held.reshape(-1) if self.index is None else held[self.index >> 5, self.index & 31]
+        return held.reshape(-1) if self._places is None else held[self._places]
 
     def put(self, registers: list[Any], number: int, value: Array) -> None:
         """Write a register of the active lanes; the others keep theirs."""
         held = registers[number]
-        if self.index is not None:
-            held[self.index >> 5, self.index & 31] = value
+        if self._places is not None:
+            held[self._places] = value
             return
         rows = value.reshape(held.shape) if np.ndim(value) else value
         if self.inner is None:

@@ -531,7 +531,7 @@ class Mbarriers(MbarrierTable):
     def _release(self, lanes: Array, ids: Array) -> None:
         clocks = self.machine.clocks
         rows, numbers = _runs(clocks.rows(lanes), ids)
-        raise_rows(self._coming, numbers, clocks.seen, rows)
+        raise_rows(self._coming, numbers, clocks.seen, rows, clocks.spans(clocks.columns))
         clocks.mark(self._coming, ids, lanes, clocks.now)
         if clocks.beyond:
             for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):

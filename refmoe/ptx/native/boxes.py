@@ -36,6 +36,9 @@ _FIELD_BYTES = 8
 #: Bytes of a word.
 WIDTHS = (1, 2, 4, 8, 16)
 _LINE_SHIFT = 7
+# Records that are written together.
+_TOGETHER_SHIFT = 4
+_TOGETHER = 1 << _TOGETHER_SHIFT
 _THREAD, _KIND, _BULK = int(records.THREAD), int(records.ASYNCHRONOUS | records.BULK), int(records.BULK)
 
 
@@ -174,8 +177,12 @@ def _record(module: Any) -> None:
             stop = code.min((here & -PAGE) + PAGE, end)
             shift = _word(code, states, here >> PAGE_SHIFT) - 1
             slot = (here & -PAGE) + ((here & (PAGE - 1)) >> shift)
-            with code.range((stop - here) >> shift) as granule:
-                code.store(record, writes + (slot + granule) * _FIELD_BYTES, align=8)
+            granules, place = (stop - here) >> shift, writes + slot * _FIELD_BYTES
+            with code.range(granules >> _TOGETHER_SHIFT) as some:
+                code.store(record.lanes(_TOGETHER), place + some * (_TOGETHER * _FIELD_BYTES), align=8)
+            whole = granules & -_TOGETHER
+            with code.range(granules & (_TOGETHER - 1)) as granule:
+                code.store(record, place + (whole + granule) * _FIELD_BYTES, align=8)
             begin.set(stop)
     code.done()
 

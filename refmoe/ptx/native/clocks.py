@@ -1,15 +1,16 @@
 """Rows of clocks that come to know what other rows do, many in one call.
 
-    raise_rows(target, target_bytes, keys, source, source_bytes, rows, count, width)
+    raise_rows(target, target_bytes, keys, source, source_bytes, rows, count, spans, spans_count)
 
 Row `keys[i]` of `target` becomes the maximum of itself and of row `rows[i]` of `source`, one i after another, int64
-[count] both. `target_bytes` and `source_bytes` are the distances of neighbouring rows, which have `width` words.
+[count] both. `target_bytes` and `source_bytes` are the distances of neighbouring rows. Of these it is words `begin` to
+`begin + words - 1` for each of the `spans` (begin, words), int64 [spans_count, 2].
 
 Words are steps, and none is negative. Most are zero: what rows know lies together, such as the lanes of a warp, and
 parts of rows that are zero raise nothing. Where a part of the source is zero, the target is not touched.
-`copy_rows` makes the one row the other, and `move_rows` makes the other one zero after that: they write no part that is
-zero in both. `raise_whole` raises the word of each of `warps` warps, which stand in front of a row, to the least of
-its 32 lanes' words, which begin at word `lane`.
+`copy_rows` makes the one row the other, all `width` words of it, and `move_rows` makes the other one zero after that:
+they write no part that is zero in both. `raise_whole` raises the word of each of `warps` warps, which stand in front of
+a row, to the least of its 32 lanes' words, which begin at word `lane`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _PART_SHIFT = 2
 _VECTOR_BYTES = _TOGETHER * _WORD_BYTES
 _KIND = vector(I64, _TOGETHER)
 _LANES = 32
+# Bytes between what is raised and what is asked for: rows lie in no near cache, and more than one part is on its way.
+_AHEAD = 2 * _PART * _VECTOR_BYTES
 
 
 class RowFunctions:
@@ -46,7 +49,7 @@ class RowFunctions:
         self._native = Native.of(_text, "clocks", level=2, briefly=True)
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         rows = [pointer, number, pointer, pointer, number, pointer, number, number]
-        self.raise_rows = self._function("raise_rows", *rows)
+        self.raise_rows = self._function("raise_rows", *rows[:-1], pointer, number)
         self.copy_rows = self._function("copy_rows", *rows)
         self.move_rows = self._function("move_rows", *rows)
         self.clear_rows = self._function("clear_rows", *[pointer, number, pointer, number, number])
@@ -75,21 +78,33 @@ def _text() -> str:
     return str(module)
 
 
-def _pairs(code: Code) -> Iterator[tuple[Value, Value, Value]]:
-    """The code for (row of the target, row of the source, words) of each pair; to be taken once."""
-    target, target_bytes, keys, source, source_bytes, rows, count, width = code.arguments
+def _pairs(code: Code) -> Iterator[tuple[Value, Value]]:
+    """The code for (row of the target, row of the source) of each pair; to be taken once."""
+    target, target_bytes, keys, source, source_bytes, rows, count = code.arguments[:7]
     with code.range(count) as number:
         mine = target + code.load(I64, keys + number * _WORD_BYTES, align=8) * target_bytes
         theirs = source + code.load(I64, rows + number * _WORD_BYTES, align=8) * source_bytes
-        yield mine, theirs, width
+        yield mine, theirs
+
+
+def _spans(code: Code, mine: Value, theirs: Value) -> Iterator[tuple[Value, Value, Value]]:
+    """The code for (where it begins in the target, and in the source, words) of each span of a pair of rows."""
+    spans, count = code.arguments[7:]
+    with code.range(count) as number:
+        begin, words = (code.load(I64, spans + number * (2 * _WORD_BYTES) + at, align=8) for at in (0, _WORD_BYTES))
+        yield mine + begin * _WORD_BYTES, theirs + begin * _WORD_BYTES, words
 
 
 def _raise_rows(module: Any) -> None:
-    code = Code(module, "raise_rows", _ROWS)
-    for mine, theirs, width in _pairs(code):
+    code = Code(module, "raise_rows", [*_ROWS[:-1], POINTER, I64])
+    for mine, theirs, width in (each for pair in _pairs(code) for each in _spans(code, *pair)):
         whole = width >> _TOGETHER_SHIFT
         with code.range(whole >> _PART_SHIFT) as part:
             begin = part * (_PART * _VECTOR_BYTES)
+            for i in range(_PART):
+                ahead = begin + (_AHEAD + i * _VECTOR_BYTES)
+                code.prefetch(theirs + ahead)
+                code.prefetch(mine + ahead)
             brought = [code.load(_KIND, theirs + begin + i * _VECTOR_BYTES, align=8) for i in range(_PART)]
             with code.when(code.any(reduce(or_, brought).differs(0))):
                 for i, each in enumerate(brought):
@@ -108,8 +123,8 @@ def _raise_rows(module: Any) -> None:
 
 def _take_rows(module: Any, name: str, *, moves: bool) -> None:
     code = Code(module, name, _ROWS)
-    nothing = code.constant(_KIND, 0)
-    for mine, theirs, width in _pairs(code):
+    nothing, width = code.constant(_KIND, 0), code.arguments[-1]
+    for mine, theirs in _pairs(code):
         whole = width >> _TOGETHER_SHIFT
         with code.range(whole >> _PART_SHIFT) as part:
             begin = part * (_PART * _VECTOR_BYTES)
@@ -170,7 +185,7 @@ def _checked(table: Array, keys: Array, source: Array, rows: Array) -> tuple[Any
     )  # fmt: skip
 
 
-def raise_rows(table: Array, keys: Array, source: Array, rows: Array | None = None) -> None:
+def raise_rows(table: Array, keys: Array, source: Array, rows: Array | None = None, spans: Array | None = None) -> None:
     """`np.maximum.at(table, keys, source[rows])`, without copies of the rows.
 
     Args:
@@ -179,12 +194,18 @@ def raise_rows(table: Array, keys: Array, source: Array, rows: Array | None = No
         source: int64 [k, width], likewise; a row that is raised has no word in common with one that is brought to it,
             unless both are the same.
         rows: int64 [m], rows of the source; None for one after another.
+        spans: int64 [k, 2], (begin, words) of the parts of a row outside of which the source is zero; None for one.
     """
     if not keys.size:
         return
     rows = np.arange(len(keys)) if rows is None else rows
-    *arguments, _kept = _checked(table, keys, source, rows)
-    functions().raise_rows(*arguments)
+    *arguments, width, _kept = _checked(table, keys, source, rows)
+    if spans is None:
+        spans = np.array([[0, width]], np.int64)
+    assert spans.dtype == np.int64
+    assert spans.flags.c_contiguous
+    assert not len(spans) or 0 <= int(spans.min()) <= int(spans.sum(axis=1).max()) <= width
+    functions().raise_rows(*arguments, spans.ctypes.data, len(spans))
 
 
 def copy_rows(table: Array, keys: Array, source: Array, rows: Array) -> None:

@@ -15,7 +15,7 @@ from refmoe.native.compiler import LEVEL, key_of
 from refmoe.ptx.native import batch
 from refmoe.ptx.native.batch import Batch
 from refmoe.ptx.native.context import FIELD_BYTES, starts
-from refmoe.ptx.native.memory import Variant
+from refmoe.ptx.native.memory import MatrixLoad, Variant
 from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.native.scalar import PLACE_SHIFT
 from refmoe.ptx.native.template import Instance, Kind, Slot, Templates, offset_of
@@ -80,7 +80,7 @@ class Image:
 
     pieces: list[tuple[tuple[int, int], str, int]] = field(default_factory=list)
     words: list[int] = field(default_factory=list)
-    functions: list[tuple[int, Variant | WarpMma]] = field(default_factory=list)
+    functions: list[tuple[int, Variant | MatrixLoad | WarpMma]] = field(default_factory=list)
     targets: list[tuple[int, Kind, int]] = field(default_factory=list)
     specials: list[str] = field(default_factory=list)
     symbols: list[str] = field(default_factory=list)
@@ -191,7 +191,7 @@ class _Tables:
             return LANES * (self._starts[-1] + _SPECIAL_BYTES * _number(image.specials, str(of)))
         if slot.kind is Kind.SYMBOL:
             return FIELD_BYTES * _number(image.symbols, instance.variable(str(of)))
-        if isinstance(of, Variant | WarpMma):
+        if isinstance(of, Variant | MatrixLoad | WarpMma):
             image.functions.append((len(image.words), of))
             return 0
         if slot.kind is Kind.NUMBER:

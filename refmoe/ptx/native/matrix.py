@@ -41,36 +41,40 @@ def dealt(lanes: LaneBuilder, value: Value, source: Sequence[int]) -> Value:
     return lanes.build.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), numbers(source))
 
 
-def load(
-    lanes: LaneBuilder, access: Try, address: Value, place: Value, count: int, transposed: bool, packed: bool
-) -> Value:
-    """`ldmatrix`: registers to `place` [count, 32], and whether any access was refused.
-
-    `packed` rows hold sixteen elements of 4 bits in their first 8 bytes.
-    """
+def load_transposed(lanes: LaneBuilder, access: Try, address: Value, place: Value, count: int) -> Value:
+    """`ldmatrix.trans`: registers to `place` [count, 32], and whether any access was refused."""
     build = lanes.build
     status: Value = ir.Constant(WARP_MASK, 0)
     for matrix in range(count):
-        held = at(build, place, 4 * LANES * matrix)
-        if transposed:
-            words = []
-            for odd in (0, 1):
-                rows = [_ROWS * matrix + 2 * (lane % 4) + odd for lane in range(LANES)]
-                where = build.add(dealt(lanes, address, rows), numbers([4 * (lane // 8) for lane in range(LANES)], 64))
-                status = build.or_(status, access(where, _DEALERS, held))
-                words.append(build.load(held, typ=vector(32), align=32))
-            build.store(_cells(lanes, *words), held, align=32)
-        elif packed:
-            where = dealt(lanes, address, [_ROWS * matrix + group for group in _GROUP])
-            where = build.add(where, numbers([4 * (t // 2) for t in _IN_GROUP], 64))
-            status = build.or_(status, access(where, _EVEN, held))
-            word = dealt(lanes, build.load(held, typ=vector(32), align=32), [lane & ~1 for lane in range(LANES)])
-            build.store(_nibbles(lanes, build.lshr(word, numbers([16 * (t % 2) for t in _IN_GROUP]))), held, align=32)
-        else:
-            where = dealt(lanes, address, [_ROWS * matrix + group for group in _GROUP])
-            where = build.add(where, numbers([4 * t for t in _IN_GROUP], 64))
-            status = build.or_(status, access(where, _ALL, held))
+        held, words = at(build, place, 4 * LANES * matrix), []
+        for odd in (0, 1):
+            rows = [_ROWS * matrix + 2 * (lane % 4) + odd for lane in range(LANES)]
+            where = build.add(dealt(lanes, address, rows), numbers([4 * (lane // 8) for lane in range(LANES)], 64))
+            status = build.or_(status, access(where, _DEALERS, held))
+            words.append(build.load(held, typ=vector(32), align=32))
+        build.store(_cells(lanes, *words), held, align=32)
     return status
+
+
+def load_rows(lanes: LaneBuilder, access: Try, address: Value, place: Value, count: int, packed: bool) -> Value:
+    """Words of rows to `place` [count, 32], as `unpack` takes them if they are packed; whether any was refused."""
+    build = lanes.build
+    status: Value = ir.Constant(WARP_MASK, 0)
+    within, mask = ([4 * (t // 2) for t in _IN_GROUP], _EVEN) if packed else ([4 * t for t in _IN_GROUP], _ALL)
+    for matrix in range(count):
+        where = dealt(lanes, address, [_ROWS * matrix + group for group in _GROUP])
+        where = build.add(where, numbers(within, 64))
+        status = build.or_(status, access(where, mask, at(build, place, 4 * LANES * matrix)))
+    return status
+
+
+def unpack(lanes: LaneBuilder, place: Value, count: int) -> None:
+    """Packed elements of 4 bits become bytes: lanes 4g and 4g + 2 have the words of a row in `place` [count, 32]."""
+    build = lanes.build
+    for matrix in range(count):
+        held = at(build, place, 4 * LANES * matrix)
+        word = dealt(lanes, build.load(held, typ=vector(32), align=32), [lane & ~1 for lane in range(LANES)])
+        build.store(_nibbles(lanes, build.lshr(word, numbers([16 * (t % 2) for t in _IN_GROUP]))), held, align=32)
 
 
 def store(

@@ -36,6 +36,8 @@ _THREAD, _LANE, _SEVERAL = int(records.THREAD), int(records.LANE), int(records.S
 _SOME_LANES = int(Several.LANES) << records.SEVERAL_SHIFT
 _ASYNCHRONOUS, _BULK, _STRENGTH = int(records.ASYNCHRONOUS), int(records.BULK), int(records.STRENGTH)
 _LANES = 32
+# Of what names a row of the pool, see `Knowledge`.
+_NAME_BYTES = 4
 # Granules of an access that are looked at together: words of the copies and vectors of 16 bytes.
 _TOGETHER = 4
 # Columns of reads that have a bit of their own in a page's word.
@@ -127,7 +129,8 @@ def is_ordered(module: Any) -> Any:
     with code.when(inside ^ True):
         beyond = _word(code, _pointer(code, context, Context.FOREIGN), row.get())
         with code.when(beyond.differs(0)):
-            number = _word(code, Value(code, code.build.inttoptr(beyond.held, POINTER)), cluster)
+            names = Value(code, code.build.inttoptr(beyond.held, POINTER))
+            number = code.load(I32, names + cluster * _NAME_BYTES, align=_NAME_BYTES).to(I64)
             with code.when(number.differs(0)):
                 theirs = _pointer(code, context, Context.POOL) + number * columns * FIELD_BYTES
                 found.set(code.call(known, context, theirs, record, code.constant(I64, -1)))

@@ -24,7 +24,7 @@ from refmoe.ptx.native import exchange, matrix, memory
 from refmoe.ptx.native.bounds import either, leaves
 from refmoe.ptx.native.context import FIELD_BYTES, QUEUE_FIELDS, Context, Queue
 from refmoe.ptx.native.forms import native_form
-from refmoe.ptx.native.memory import Variant
+from refmoe.ptx.native.memory import MatrixLoad, Variant
 from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.native.outlined import Outlined
 from refmoe.ptx.native.scalar import (
@@ -486,7 +486,7 @@ class PieceWriter:
             value = self.build_.add(value, self._own(Kind.OFFSET, self.position, BITS[base.kind]))
         return self.lanes.resize(value, 64), space
 
-    def _pointer(self, variant: Variant | WarpMma) -> Value:
+    def _pointer(self, variant: Variant | MatrixLoad | WarpMma) -> Value:
         """The address of a function."""
         return self.slot(Kind.FUNCTION, variant, POINTER)
 
@@ -531,7 +531,9 @@ class PieceWriter:
         where, held = instruction.operands[::-1] if loads else instruction.operands
         address, _ = self._address(where, space)
         elements = self._elements(held)
-        variant = Variant(not loads, 4, 1, space)
+        variant: Variant | MatrixLoad = Variant(not loads, 4, 1, space)
+        if loads and "trans" not in parts:
+            variant = MatrixLoad(len(elements), "b8x16" in instruction.opcode, space)
 
         def access(addresses: Value, mask: int, values: Value) -> Value:
             build.store(addresses, self.places, align=32)
@@ -546,9 +548,10 @@ class PieceWriter:
         fine = build.and_(whole, build.icmp_unsigned("==", build.bitcast(wrong, WARP_MASK), ir.Constant(WARP_MASK, 0)))
         build.store(ir.Constant(WARP_MASK, 1), self.status)
         with build.if_then(fine):
-            if loads:
-                packed = "b8x16" in instruction.opcode
-                status = matrix.load(self.lanes, access, address, self.scratch, len(elements), "trans" in parts, packed)
+            if isinstance(variant, MatrixLoad):
+                status = access(address, 0xFFFFFFFF, self.scratch)
+            elif loads:
+                status = matrix.load_transposed(self.lanes, access, address, self.scratch, len(elements))
             else:
                 status = matrix.store(self.lanes, access, address, self.scratch, registers, "trans" in parts)
             build.store(status, self.status)

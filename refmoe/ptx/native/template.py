@@ -50,7 +50,7 @@ class Kind(Enum):
     SYMBOL = auto()
     """Bytes from the begin of the table of module variables' addresses to that of variable `of`."""
     FUNCTION = auto()
-    """The address of a function: `of` is a `Variant` or a `WarpMma`."""
+    """The address of a function: `of` is a `Variant`, a `MatrixLoad` or a `WarpMma`."""
     APPROXIMATE = auto()
     """The number of instruction `of` of the piece among the entry's approximate ones."""
     SITE = auto()

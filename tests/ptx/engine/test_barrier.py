@@ -7,6 +7,8 @@ import pytest
 from support.ptx_kernel import line_of, run
 
 from refmoe import ptx
+from refmoe.ptx.engine.order.clocks import Clocks
+from refmoe.ptx.engine.order.knowledge import Pool
 from refmoe.ptx.native.clocks import clear_rows, copy_rows, move_rows, raise_rows, raise_whole
 from refmoe.ptx.state.numbers import different
 
@@ -418,6 +420,55 @@ def test_rows_are_raised_as_by_maximum_at(seed: int, width: int) -> None:
             np.maximum.at(wanted[:, 1 : width + 1], keys, source[:count] if given is None else source[given])
             raise_rows(whole[:, 1 : width + 1], keys, source, given)
             np.testing.assert_array_equal(whole, wanted)
+
+
+def test_rows_are_raised_in_their_spans() -> None:
+    rng = np.random.default_rng(0)
+    source, table = rng.integers(1, 99, (5, 150)), rng.integers(0, 60, (6, 150))
+    keys, rows = rng.integers(0, 6, 20), rng.integers(0, 5, 20)
+    spans = np.array([[3, 40], [60, 7], [100, 50]], np.int64)
+    wanted = table.copy()
+    for begin, words in spans.tolist():
+        part = np.s_[:, begin : begin + words]
+        np.maximum.at(wanted[part], keys, source[part][rows])
+    raise_rows(table, keys, source, rows, spans)
+    np.testing.assert_array_equal(table, wanted)
+
+
+@pytest.mark.parametrize("inits", [False, True])
+@pytest.mark.parametrize("sequential", [False, True])
+@pytest.mark.parametrize("bulk", [False, True])
+def test_spans_have_all_that_rows_may_hold(bulk: bool, sequential: bool, inits: bool) -> None:
+    pool = Pool(1)
+    clocks = Clocks(2, 1, 0, pool, by_lane=True, bulk=bulk, sequential=sequential, inits=inits)
+    alive, lanes = np.ones(64, bool), np.arange(64)
+
+    def inside() -> np.ndarray:
+        held = np.zeros(clocks.columns, bool)
+        for begin, columns in clocks.spans(clocks.columns).tolist():
+            held[begin : begin + columns] = True
+        return held
+
+    row = np.zeros((1, clocks.columns), np.int64)
+    clocks.last_fence[:] = 3
+    clocks.mark(row, np.zeros(64, np.int64), lanes, 5)
+    row[0, : clocks.warps] = 7
+    if bulk:
+        row[0, clocks.agents : clocks.crossed] = 4
+        row[0, clocks.crossed : clocks.crossed + clocks.copy] = 2
+    assert inside()[row[0] != 0].all()
+    if inits:
+        row = np.maximum(row, clocks.fenced_init(9, 6))
+        assert inside()[row[0] != 0].all()
+    assert not inside()[clocks.copy : clocks.agents].any()
+    clocks.copies_seen(lanes, np.arange(1, 65), alive)
+    for each in range(64):
+        held = clocks.seen[int(clocks.rows(np.array([each]))[0])]
+        assert held[clocks.copy_of(np.array([each]))].tolist() == [each + 1]
+    # What the lanes of a warp know is brought to a barrier, copies too.
+    table = np.zeros((1, clocks.columns), np.int64)
+    clocks.bring(table, np.zeros(2, np.int64), np.arange(2), alive, alive)
+    assert table[0, clocks.copy : clocks.copy + 64].tolist() == list(range(1, 65))
 
 
 def rows_of_clocks(seed: int, width: int) -> np.ndarray:

@@ -149,6 +149,18 @@ _WAYS = {
     bar.warp.sync -1; bar.sync 0; max.u32 %r9, %r1, 32; sub.u32 %r9, %r9, 32; setp.lt.u32 %p1, %r1, 32;
     @%p1 mov.u32 %r9, %r1; mul.lo.u32 %r9, %r9, 48; add.u32 %r9, %r9, %r5;
     ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r8, %r9, %r10, %r11}, [%r9];""",
+    # Packed, of which lanes load every other word, and across the end of a page.
+    "packed rows": """mov.u32 %r5, tile+3552; mul.lo.u32 %r6, %r1, 32; add.u32 %r7, %r5, %r6;
+    st.shared.u32 [%r7], %r1; st.shared.u32 [%r7+4], %r6; st.shared.u32 [%r7+8], %r1; bar.sync 0; and.b32 %r9, %r1, 31;
+    mul.lo.u32 %r9, %r9, 32; add.u32 %r9, %r9, %r5;
+    ldmatrix.sync.aligned.m8n16.x4.shared.b8x16.b4x16_p64 {%r8, %r10, %r11, %r12}, [%r9]; bar.sync 0;
+    ldmatrix.sync.aligned.m8n16.x2.shared.b8x16.b4x16_p64 {%r8, %r10}, [%r9]; bar.sync 0; add.u32 %r8, %r8, %r11;""",
+    # Rows of matrices that are rows of others too.
+    "rows of two matrices": _ADDRESS.format(shift=4)
+    + """st.shared.u32 [%r7], %r1; st.shared.u32 [%r7+4], %r5; st.shared.u32 [%r7+8], %r6; st.shared.u32 [%r7+12], %r1;
+    bar.sync 0; and.b32 %r9, %r1, 15; xor.b32 %r9, %r9, 3; shr.u32 %r10, %r1, 4; and.b32 %r10, %r10, 1;
+    add.u32 %r9, %r9, %r10; shl.b32 %r9, %r9, 4; add.u32 %r9, %r9, %r5;
+    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r8, %r10, %r11, %r12}, [%r9]; bar.sync 0; st.shared.u32 [%r7], %r8;""",
     "rows at one place": _ADDRESS.format(shift=4)
     + """st.shared.v4.u32 [%r7], {%r1, %r5, %r6, %r1}; bar.sync 0; and.b32 %r9, %r6, 0x70; add.u32 %r9, %r9, %r5;
     ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r8}, [%r9]; and.b32 %r9, %r6, 0x30; add.u32 %r9, %r9, %r5;
@@ -156,6 +168,18 @@ _WAYS = {
     "bytes, then words": _ADDRESS.format(shift=2)
     + """st.shared.u32 [%r7], %r1; bar.sync 0; add.u32 %r9, %r5, %r1; ld.shared.u8 %r8, [%r9]; bar.sync 0;
     st.shared.u32 [%r7], %r8;""",
+    # A place for each quad, for every other lane of it, and for every other lane of any.
+    "bytes of quads": """mov.u32 %r5, tile; add.u32 %r7, %r5, %r1; st.shared.u8 [%r7], %r1; bar.sync 0;
+    shr.u32 %r9, %r1, 2; and.b32 %r9, %r9, 7; mad.lo.u32 %r9, %r9, 3, %r5; ld.shared.u8 %r8, [%r9];""",
+    "bytes of pairs": """mov.u32 %r5, tile; add.u32 %r7, %r5, %r1; st.shared.u8 [%r7], %r1; bar.sync 0;
+    shr.u32 %r9, %r1, 2; and.b32 %r9, %r9, 7; and.b32 %r10, %r1, 1; mad.lo.u32 %r9, %r10, 16, %r9;
+    add.u32 %r9, %r9, %r5; ld.shared.u8 %r8, [%r9];""",
+    "bytes of either lane": """mov.u32 %r5, tile; add.u32 %r7, %r5, %r1; st.shared.u8 [%r7], %r1; bar.sync 0;
+    and.b32 %r9, %r1, 1; add.u32 %r9, %r9, %r5; ld.shared.u8 %r8, [%r9];""",
+    "bytes read again": """mov.u32 %r5, tile; add.u32 %r7, %r5, %r1; st.shared.u8 [%r7], %r1; bar.sync 0;
+    shr.u32 %r9, %r1, 2; and.b32 %r9, %r9, 7; mad.lo.u32 %r9, %r9, 3, %r5; ld.shared.u8 %r8, [%r9];
+    and.b32 %r10, %r1, 1; add.u32 %r9, %r9, %r10; ld.shared.u8 %r10, [%r9]; ld.shared.u8 %r10, [%r9];
+    mad.lo.u32 %r8, %r8, 256, %r10; bar.sync 0; ld.shared.u8 %r10, [%r9];""",
     "copies": _ADDRESS.format(shift=4)
     + """mul.wide.u32 %d3, %r1, 16; add.s64 %d3, %d3, %d1;
     cp.async.cg.shared.global [%r7], [%d3], 16; cp.async.commit_group; cp.async.wait_group 0; bar.sync 0;
@@ -186,7 +210,12 @@ def _plain(records: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.where(records & SEVERAL != 0, records & ~LANE, records)
 
 
-@pytest.mark.parametrize("way", thinned(["words of others", "rows", "rows of words", "copies"], 2))
+@pytest.mark.parametrize(
+    "way",
+    thinned(
+        ["words of others", "rows", "rows of words", "packed rows", "bytes of quads", "bytes of pairs", "copies"], 2
+    ),
+)
 def test_a_missing_barrier_is_found_in_both_ways(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     body = _WAYS[way].replace("bar.sync 0;", "", 1) + "ret;"
     source = np.arange(512, dtype=np.uint32)
@@ -199,6 +228,66 @@ def test_a_missing_barrier_is_found_in_both_ways(monkeypatch: pytest.MonkeyPatch
             )  # fmt: skip
         told.append((error.value.kind, error.value.line, error.value.thread, error.value.space, error.value.certain))
     assert told[0] == told[1]
+
+
+def test_a_matrix_of_two_writers_comes_after_both() -> None:
+    # Warp 2 reads rows of both others, and has met the first alone, or both.
+    body = """
+        mov.u32 %r5, tile; shr.u32 %r21, %r1, 5; and.b32 %r4, %r1, 31; mad.lo.u32 %r7, %r4, 48, %r5;
+        setp.eq.u32 %p0, %r21, 2; setp.lt.u32 %p1, %r4, 16; setp.eq.u32 %p2, %r21, 0; xor.pred %p3, %p1, %p2;
+        @%p0 bra READ;
+        @%p3 bra MEET;
+        st.shared.u32 [%r7], %r1; st.shared.u32 [%r7+4], %r1; st.shared.u32 [%r7+8], %r1; st.shared.u32 [%r7+12], %r1;
+    MEET:
+        bar.warp.sync -1;
+        setp.eq.u32 %p2, %r21, {alone};
+        @%p2 bra END;
+    READ:
+        bar.sync 1, {met};
+        @!%p0 bra END;
+        ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%r8, %r9, %r10, %r11}}, [%r7];
+        mad.lo.u32 %r4, %r4, 4, 0; cvt.u64.u32 %d4, %r4; add.u64 %d4, %d4, %d0; add.u32 %r8, %r8, %r11;
+        st.global.u32 [%d4], %r8;
+    END:
+        ret;"""
+    options = {"block": (96, 1, 1), "declarations": _SHARED}
+    out = np.zeros(32, np.uint32)
+    run(body.format(met=96, alone=3), out, **options)
+    # Lane 4 r + t has row r of the first matrix, which warp 0 wrote, and row r + 24, which warp 1 did.
+    assert out.tolist() == [lane // 4 + 32 + 24 + lane // 4 for lane in range(_LANES)]
+    with pytest.raises(ptx.RaceError, match=r"thread \(48, 0, 0\)"):
+        run(body.format(met=64, alone=1), out, **options)
+
+
+def test_places_of_lanes_that_read_before() -> None:
+    # Thread 0 stores 128 bytes in bulk, and its warp loads some of them, a byte by the lanes of each quad.
+    body = """
+        mov.u32 %r5, tile; shr.u32 %r21, %r1, 5; add.u32 %r7, %r5, %r1;
+        st.shared.u8 [%r7], %r1; st.shared.u8 [%r7+64], %r1;
+        fence.proxy.async.shared::cta;
+        bar.sync 0;
+        setp.eq.u32 %p1, %r21, 1; setp.ne.u32 %p2, %r1, 0;
+        @%p1 bra SECOND;
+        @%p2 bra LOAD;
+        cp.async.bulk.global.shared::cta.bulk_group [%d0], [%r5], 128;
+        cp.async.bulk.commit_group;
+        {waits}
+    LOAD:
+        bar.warp.sync -1;
+        shr.u32 %r9, %r1, 2; add.u32 %r9, %r9, %r5; ld.shared.u8 %r8, [%r9];
+    SECOND:
+        bar.sync 0;
+        setp.gt.u32 %p2, %r1, 39;
+        @!%p1 bra END;
+        @%p2 bra END;
+        st.shared.u8 [%r7+-32], 5;
+    END:
+        ret;"""
+    options = {"block": (64, 1, 1), "declarations": _SHARED}
+    run(body.format(waits="cp.async.bulk.wait_group.read 0;"), np.zeros(32, np.uint32), **options)
+    with pytest.raises(ptx.RaceError, match=r"thread \(32, 0, 0\) writes") as caught:
+        run(body.format(waits=""), np.zeros(32, np.uint32), **options)
+    assert caught.value.offset == 0
 
 
 def test_loads_at_a_distance_race_with_stores_of_others() -> None:

@@ -8,6 +8,7 @@ from support.ptx_kernel import text
 
 from refmoe import ptx
 from refmoe.ptx.engine.order import locations
+from refmoe.ptx.engine.order.clocks import Clocks
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
 from refmoe.ptx.engine.order.locations import FenceKnowledge, FenceLog, Order, SequentialFence
 from refmoe.ptx.state.records import GRID
@@ -43,6 +44,48 @@ def test_a_fence_looks_a_few_times_at_what_came_before(schedule: int, monkeypatc
     ptx.launch(module, "k", (BLOCKS, 1, 1), (threads, 1, 1), [out, count, 0], schedule=schedule)
     assert count.tolist() == [BLOCKS]
     assert joined <= 4 * BLOCKS * WARPS
+
+
+def test_what_two_know_together() -> None:
+    # Of six clusters, of each of which a row of three columns or nothing is known.
+    pool, rng = Pool(6), np.random.default_rng(0)
+    pool.fit(3)
+
+    def drawn() -> tuple[Knowledge | None, np.ndarray]:
+        held, expected = None, np.zeros((6, 3), np.int64)
+        for cluster in np.flatnonzero(rng.integers(0, 2, 6)).tolist():
+            expected[cluster] = rng.integers(1, 3, 3)
+            held = pool.knowledge(cluster, expected[cluster], held)
+        return held, expected
+
+    for _ in range(200):
+        (one, mine), (other, theirs) = drawn(), drawn()
+        found = pool.join(one, other)
+        expected = np.maximum(mine, theirs)
+        if found is None:
+            assert not expected.any()
+            continue
+        assert pool.rows[found.rows].tobytes() == expected.tobytes()
+        assert found.count == np.count_nonzero(expected.any(axis=1))
+
+
+def test_what_warps_learn_at_a_barrier() -> None:
+    pool = Pool(4)
+    clocks = Clocks(2, 1, 0, pool)
+    alive = np.ones(64, bool)
+    # Each of two warps knows of another cluster, then both of both.
+    known = [pool.knowledge(cluster, np.array([cluster, 5]), None) for cluster in (2, 3)]
+    clocks.learn_by_lane(np.arange(32), known[0], alive)
+    clocks.learn_by_lane(np.arange(32, 64), known[1], alive)
+    table, warps = np.zeros((1, clocks.columns), np.int64), np.arange(2)
+    beyond = clocks.bring(table, np.zeros(2, np.int64), warps, alive, alive)
+    assert beyond == known
+    together = pool.join(*beyond)
+    assert together is not None
+    clocks.learn(warps, table, np.zeros(2, np.int64), [together, together])
+    for warp in (0, 1):
+        assert pool.rows[clocks.beyond[warp].rows].tolist() == [[0, 0], [0, 0], [2, 5], [3, 5]]
+        assert clocks.foreign[warp] == clocks.beyond[warp].address
 
 
 def fence(step: int) -> SequentialFence:

@@ -103,6 +103,9 @@ class Clocks:
         self.init = self.fence + (LANES * warps if sequential else 0)
         self.columns = self.init + (LANES * warps if inits else 0)
         self.sequential, self._inits, self._leave = sequential, inits, leave
+        # Whether columns of copies, and of fences of `mbarrier.init`, may hold something.
+        self._copied = self._inited = False
+        self._spans: dict[tuple[int, bool, bool], Array] = {}
         self.last_fence = np.zeros(clusters * warps * LANES, np.int64)
         pool.fit(self.columns)
         self.all_warps = clusters * warps
@@ -134,7 +137,7 @@ class Clocks:
         if self._absent is not None:
             # They do nothing, so that whoever asks knows all that they did.
             self.seen[: self.all_warps, self._absent] = PENDING
-        # Columns that may hold something: those of warps, until somebody synchronises by itself.
+        # Columns that may hold something, see `spans`: those of warps, until somebody synchronises by itself.
         self.used = self.warps
         # By warp, lanes that others have met at `bar.warp.sync` before they executed theirs.
         self._met: dict[int, int] = {}
@@ -159,6 +162,11 @@ class Clocks:
             return warps
         own = self.apart[warps] >> (lanes & 31) & 1
         return np.where(own != 0, self.all_warps + lanes, warps)
+
+    @property
+    def most_used(self) -> int:
+        """What `used` may be behind the next barrier."""
+        return self.columns if self.sequential or self._leave else self.used
 
     def cluster(self, row: int) -> int:
         """The cluster of a row, in the grid."""
@@ -216,8 +224,22 @@ class Clocks:
         return self.lane + lanes % (LANES * self.warps)
 
     def copy_of(self, lanes: Array) -> Array:
-        """The column of the copies of each of `lanes` [n] in a row."""
+        """The column of the copies of each of `lanes` [n] in a row; from now on they may hold something."""
+        self._copied = True
         return self.copy + lanes % (LANES * self.warps)
+
+    def spans(self, width: int) -> Array:
+        """int64 [n, 2]: (begin, columns) of the parts of rows of `width` columns that may hold something."""
+        key = width, self._copied, self._inited
+        if key not in self._spans:
+            ends = [(0, self.columns)]
+            if self.by_lane:
+                ends = [(0, self.agents if self._copied else self.copy), *[(self.agents, self.crossed)] * self.bulk]
+                ends += [(self.crossed + begin, self.crossed + end) for begin, end in ends if self.bulk]
+                ends.append((self.fence, self.columns if self._inited else self.init))
+            inside = [(begin, min(end, width) - begin) for begin, end in ends if begin < min(end, width)]
+            self._spans[key] = np.array(inside, np.int64)
+        return self._spans[key]
 
     def mark(self, table: Array, rows: Array, lanes: Array, step: int) -> None:
         """Each of `lanes` [n] is known until `step` in the row of `table` at the same place of `rows` [n]."""
@@ -255,30 +277,35 @@ class Clocks:
 
     def passed_on(self, lane: int, row: Array, beyond: Knowledge | None, step: int) -> Knowledge:
         """What a lane passes on that knew `row` [columns] and `beyond` when it released at `step`."""
-        known = row[None].copy()
-        self.mark(known, np.zeros(1, np.int64), np.array([lane]), step)
-        return self.pool.knowledge(self.first_cluster + (lane >> 5) // self.warps, known[0], beyond)
+        known = row.copy()
+        if self.sequential:
+            self.mark(known[None], np.zeros(1, np.int64), np.array([lane]), step)
+        else:
+            self.used = self.columns
+            known[self.lane + lane % (LANES * self.warps)] = step
+        return self.pool.knowledge(self.first_cluster + (lane >> 5) // self.warps, known, beyond)
 
     def learn_by_lane(self, lanes: Array, knowledge: Knowledge | None, alive: Array) -> None:
         """`lanes` [n], each once, come to know something; `alive` are the lanes that have not exited, bool [all]."""
-        if knowledge is None or not lanes.size:
+        if knowledge is None:
             return
-        for warp in np.unique(lanes >> 5).tolist():
-            mine = lanes[lanes >> 5 == warp]
-            cluster = self.first_cluster + warp // self.warps
-            known = self.pool.rows[knowledge.rows[cluster]] if knowledge.rows[cluster] else None
+        by_warp: dict[int, list[int]] = {}
+        for lane in lanes.tolist():
+            by_warp.setdefault(lane >> 5, []).append(lane)
+        for warp, mine in by_warp.items():
+            number = int(knowledge.rows[self.first_cluster + warp // self.warps])
             for row in self._rows_for(warp, mine, alive):
-                if known is not None:
-                    np.maximum(self.seen[row], known, out=self.seen[row])
+                if number:
+                    np.maximum(self.seen[row], self.pool.rows[number], out=self.seen[row])
                     self._raise_whole(np.array([row]))
                 self._know(row, self.pool.join(self.beyond.get(row), knowledge))
 
-    def _rows_for(self, warp: int, lanes: Array, alive: Array) -> list[int]:
+    def _rows_for(self, warp: int, lanes: list[int], alive: Array) -> list[int]:
         """The rows of some lanes of one warp, which may know more than its others from now on."""
         self.used = self.columns
         if not self.apart[warp] and len(lanes) == np.count_nonzero(alive[warp * LANES : (warp + 1) * LANES]):
             return [warp]
-        return [self.own_row(lane) for lane in lanes.tolist()]
+        return [self.own_row(lane) for lane in lanes]
 
     def _raise_whole(self, rows: Array) -> None:
         """In `rows` [n], each once, a warp all of whose lanes are known is known as a whole."""
@@ -307,7 +334,7 @@ class Clocks:
             some = np.repeat(~whole, sizes)
             rows = np.concatenate([warps[starts[whole]], self._own_rows(lanes[some])])
             numbers = np.concatenate([numbers[starts[whole]], numbers[some]])
-        raise_rows(self.seen, rows, known, numbers)
+        raise_rows(self.seen, rows, known, numbers, self.spans(self.columns))
         if self.by_lane:
             self._raise_whole(rows)
         if beyond:
@@ -372,6 +399,7 @@ class Clocks:
     def fenced_init(self, lane: int, step: int) -> Array:
         """The row that a `fence.mbarrier_init` of a lane at some step passes on."""
         made = np.zeros(self.columns, np.int64)
+        self._inited = True
         made[self.init + lane % (LANES * self.warps)] = step
         return made
 
@@ -384,8 +412,11 @@ class Clocks:
 
     # Barriers, at which whole warps meet
 
-    def bring(self, table: Array, rows: Array, warps: Array, alive: Array, exist: Array) -> list[Knowledge | None]:
-        """Warps, all of whose living lanes are here, come to a barrier; returns what they know of other clusters, [n].
+    def bring(
+        self, table: Array, rows: Array, warps: Array, alive: Array, exist: Array
+    ) -> list[Knowledge | None] | None:
+        """Warps, all of whose living lanes are here, come to a barrier; returns what they know of other clusters, [n],
+        or None where nobody knows of others.
 
         Args:
             table: int64 [m, columns], what was brought to barriers before, raised by what these bring.
@@ -396,24 +427,25 @@ class Clocks:
         """
         apart = self.apart[warps]
         if self.sequential or (self._leave and not alive.reshape(-1, LANES)[warps].all()):
-            known, beyond = self.knowledge(warps, alive, exist)
-            raise_rows(table[:, : known.shape[1]], rows, known)
-            return beyond
-        raise_rows(table[:, : self.used], rows, self.seen[:, : self.used], warps)
-        beyond = [self.beyond.get(warp) for warp in warps.tolist()] if self.beyond else [None] * len(warps)
+            known, of_others = self.knowledge(warps, alive, exist)
+            raise_rows(table[:, : known.shape[1]], rows, known, spans=self.spans(known.shape[1]))
+            return of_others if self.beyond else None
+        spans = self.spans(self.used)
+        raise_rows(table[:, : self.used], rows, self.seen[:, : self.used], warps, spans)
+        beyond = [self.beyond.get(warp) for warp in warps.tolist()] if self.beyond else []
         own, theirs = list[int](), list[int]()
         for number in np.flatnonzero(apart).tolist():
             lanes = self._lanes_apart(int(warps[number]))
             own += lanes
             theirs += [int(rows[number])] * len(lanes)
-            for row in lanes if self.beyond else ():
+            for row in lanes if beyond else ():
                 beyond[number] = self.pool.join(beyond[number], self.beyond.get(row))
         raise_rows(
-            table[:, : self.used], np.array(theirs, np.int64), self.seen[:, : self.used], np.array(own, np.int64)
+            table[:, : self.used], np.array(theirs, np.int64), self.seen[:, : self.used], np.array(own, np.int64), spans
         )
         # Nobody knows a later step of them.
         table[rows, warps % self.warps] = self.now
-        return beyond
+        return beyond or None
 
     def knowledge(self, warps: Array, alive: Array, exist: Array) -> tuple[Array, list[Knowledge | None]]:
         """What warps, all of whose living lanes are here, bring to a barrier now: [n, used], and beyond [n].
@@ -452,16 +484,28 @@ class Clocks:
             part = row[column : column + LANES]
             np.maximum(part, self.last_fence[warp * LANES : (warp + 1) * LANES], out=part)
 
-    def learn(self, warps: Array, known: Array, numbers: Array, beyond: list[Knowledge | None]) -> None:
+    def learn(self, warps: Array, known: Array, numbers: Array, beyond: list[Knowledge | None] | None) -> None:
         """`warps` [n] leave a barrier with what all participants, they among them, brought.
 
-        `known` [m, used], of which each has row `numbers` [n], is about their own cluster, `beyond` [n] about others.
+        `known` [m, used], of which each has row `numbers` [n], is about their own cluster, `beyond` [n] about others;
+        None where nobody knows of others.
         """
-        raise_rows(self.seen[:, : known.shape[1]], warps, known, numbers)
+        raise_rows(self.seen[:, : known.shape[1]], warps, known, numbers, self.spans(known.shape[1]))
         self.apart[warps] = 0
+        if beyond is None:
+            return
+        learned, addresses = list[int](), list[int]()
         for warp, theirs in zip(warps.tolist(), beyond, strict=True):
-            if theirs is not None:
-                self._know(warp, self.pool.join(self.beyond.get(warp), theirs))
+            if theirs is None:
+                continue
+            mine = self.beyond.get(warp)
+            together = theirs if mine is None or mine is theirs else self.pool.join(mine, theirs)
+            assert together is not None
+            if together is not mine:
+                self.beyond[warp] = together
+                learned.append(warp)
+                addresses.append(together.address)
+        self.foreign[learned] = addresses
 
     def meet(self, lanes: Array, members: Array, alive: Array, exist: Array) -> None:
         """`lanes` [n] execute `bar.warp.sync` with member masks, uint32 [n]; `alive` and `exist` are bool [all lanes].
@@ -514,7 +558,7 @@ class Clocks:
         together, alone = lanes[whole[which]], lanes[~whole[which]]
         warps = present[whole]
         rows = np.r_[warps, self._own_rows(alone)]
-        raise_rows(self.seen[:, half : 2 * half], rows, self.seen[:, :half], rows)
+        raise_rows(self.seen[:, half : 2 * half], rows, self.seen[:, :half], rows, self.spans(half))
         self.seen[warps, half + warps % self.warps] = self.now
         self.seen[together >> 5, half + self.column_of(together)] = self.now
         self.seen[self.all_warps + alone, half + self.column_of(alone)] = self.now
@@ -611,7 +655,7 @@ class Clocks:
             one = plain & (several == _ONE)
             found |= one & (table[rows, self.column_of(thread)] >= step)
             copied = (record & (ASYNCHRONOUS | BULK) == ASYNCHRONOUS) & (several == _ONE)
-            found |= copied & (table[rows, self.copy_of(thread)] >= step)
+            found |= copied & (table[rows, self.copy + thread % (LANES * self.warps)] >= step)
         if self.bulk:
             bulk = record & (ASYNCHRONOUS | BULK) == BULK
             agent = np.where(bulk, thread % (LANES * self.warps), 0)

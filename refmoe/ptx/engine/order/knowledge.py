@@ -19,6 +19,8 @@ _FIRST_ROWS = 64
 _GROWTH = 8
 # Rows that nobody refers to any more are looked for when the pool is full and has at least so many bytes.
 _WORTH_SWEEPING = 32 << 20
+# So many are not looked through for those that are gone.
+_FEW = 1024
 # Rows that are compared in one call.
 _ROWS_AT_ONCE = 64
 
@@ -27,15 +29,16 @@ class Knowledge:
     """One row of a pool for each cluster of the grid.
 
     Attributes:
-        rows: int64 [clusters], row of the pool, 0 for a cluster of which nothing is known. Never changed once made.
+        rows: int32 [clusters], row of the pool, 0 for a cluster of which nothing is known. Never changed once made.
+        count: clusters of which something is known.
         address: of the rows, for native code. Each lane that learns asks for it, and NumPy takes longer than to learn.
     """
 
-    __slots__ = ("__weakref__", "address", "rows")
+    __slots__ = ("__weakref__", "address", "count", "rows")
 
-    def __init__(self, rows: Array) -> None:
-        self.rows = rows
-        self.address = int(rows.ctypes.data)
+    def __init__(self, rows: Array, count: int) -> None:
+        self.rows, self.count = rows, count
+        self.address = int(rows.__array_interface__["data"][0])
 
 
 class Pool:
@@ -53,7 +56,9 @@ class Pool:
         self.rows = np.zeros((1, 0), np.int64)
         self._count = 1
         self._free: list[int] = []
-        self._living: weakref.WeakSet[Knowledge] = weakref.WeakSet()
+        # Whatever was made, but for what is known to be gone. A set that forgets by itself takes longer than to learn.
+        self._made: list[weakref.ref[Knowledge]] = []
+        self._most = _FEW
 
     def fit(self, columns: int) -> None:
         """Rows have so many columns; the first call decides."""
@@ -76,7 +81,7 @@ class Pool:
         if self.rows.nbytes >= _WORTH_SWEEPING:
             used = np.zeros(len(self.rows), bool)
             used[0] = True
-            for knowledge in self._living:
+            for knowledge in self._living():
                 used[knowledge.rows] = True
             self._free = np.flatnonzero(~used).tolist()
         if 2 * len(self._free) < len(self.rows):
@@ -86,23 +91,35 @@ class Pool:
 
     def knowledge(self, cluster: int, row: Array, beyond: Knowledge | None) -> Knowledge:
         """What somebody knows: `row` [columns] of the own cluster, and of other clusters what `beyond` has."""
-        rows = np.zeros(self.clusters, np.int64) if beyond is None else beyond.rows.copy()
+        rows = np.zeros(self.clusters, np.int32) if beyond is None else beyond.rows.copy()
+        count = (0 if beyond is None else beyond.count) + (not rows[cluster])
         rows[cluster] = self.add(row)
-        return self._new(rows)
+        return self._new(rows, count)
 
-    def _new(self, rows: Array) -> Knowledge:
-        made = Knowledge(rows)
-        self._living.add(made)
+    def _new(self, rows: Array, count: int) -> Knowledge:
+        made = Knowledge(rows, count)
+        self._made.append(weakref.ref(made))
+        if len(self._made) > self._most:
+            self._made = [weakref.ref(each) for each in self._living()]
+            self._most = 2 * len(self._made) + _FEW
         return made
+
+    def _living(self) -> list[Knowledge]:
+        """What somebody refers to."""
+        return [each for one in self._made if (each := one()) is not None]
 
     def join(self, one: Knowledge | None, other: Knowledge | None) -> Knowledge | None:
         """What both know together."""
         if one is None or other is None or one is other:
             return other if one is None else one
         mine, theirs = one.rows, other.rows
+        # That of each cluster of which the one or the other knows.
+        rows: Array = np.maximum(mine, theirs)
+        count = int(np.count_nonzero(rows))
+        if count == one.count + other.count:
+            return self._new(rows, count)
         both = np.flatnonzero((mine != theirs) & (mine != 0) & (theirs != 0))
-        rows: Array = np.where(mine == 0, theirs, mine)
-        held = self._new(rows)
+        held = self._new(rows, count)
         for begin in range(0, len(both), _ROWS_AT_ONCE):
             some = both[begin : begin + _ROWS_AT_ONCE]
             first, second = self.rows[mine[some]], self.rows[theirs[some]]

@@ -467,9 +467,9 @@ class Strong:
         """
         clocks = self._clocks
         clocks.use_lanes()
-        for lane in lanes.tolist():
-            self._inits[lane] = clocks.now
-            self._initialised.pop(lane, None)
+        self._inits.update(dict.fromkeys(lanes.tolist(), clocks.now))
+        for lane in self._initialised.keys() & set(lanes.tolist()) if self._initialised else ():
+            del self._initialised[lane]
 
     def _known_inits(self, lane: int) -> Knowledge | None:
         """What the last `fence.mbarrier_init` of a lane passes on; None where there was none."""

@@ -8,6 +8,7 @@ again.
 The race rules are those of `refmoe.ptx.engine.races`, whose records these functions read and write.
 """
 
+from refmoe.ptx.native.memory.matrices import MatrixLoad
 from refmoe.ptx.native.memory.variants import SIGNATURE, Variant, access_function, call_slow
 
-__all__ = ["SIGNATURE", "Variant", "access_function", "call_slow"]
+__all__ = ["SIGNATURE", "MatrixLoad", "Variant", "access_function", "call_slow"]

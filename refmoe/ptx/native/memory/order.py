@@ -73,6 +73,11 @@ def displacing(module: Any, one: Any) -> Any:
     return code.function
 
 
+def _alike(kind: Any, number: int) -> Value:
+    """One number in each element of a vector of 64 bits."""
+    return ir.Constant(kind, [number & ((1 << 64) - 1)] * kind.count)
+
+
 @dataclass(frozen=True)
 class Pages:
     """The pages of an access.
@@ -88,6 +93,9 @@ class Pages:
 
 class OrderedLanes(AccessLanes):
     """Lanes whose accesses are held against the records of their granules, which they then change."""
+
+    #: The bits of a record that stands for several lanes of one warp.
+    SEVERAL_LANES = _LANES_OF_A_WARP
 
     def _granules(self, row: Value, index: Value, here: Value) -> tuple[Value, Value, Value, Pages]:
         """(slot of the first granule of each lane, how many each access has, most of all, pages), see `Granules`."""
@@ -174,27 +182,40 @@ class OrderedLanes(AccessLanes):
         build = self.build_
         first = build.extract_element(record, lowest(build, build.bitcast(asked, WARP_MASK)))
         others = self.any(build.and_(build.icmp_unsigned("!=", record, self.splat(first)), asked))
+        return build.and_(self.knows_one(first), build.not_(others))
+
+    def knows_one(self, record: Value) -> Value:
+        """Whether all lanes know what a record is of, as far as `_known` would say so. One record, 64 bits."""
+        build = self.build_
         # Lanes with rows of their own know what the warp's row knows, and more.
-        alike = build.not_(others)
         warps = field(build, self.context, Context.WARPS)
         own = build.add(self.warp, field(build, self.context, Context.FIRST_WARP))
         begin = build.shl(build.sub(own, build.urem(own, warps)), word(5))
-        thread = build.sub(build.and_(first, word(_THREAD)), begin)
+        thread = build.sub(build.and_(record, word(_THREAD)), begin)
         inside = build.icmp_unsigned("<", thread, build.shl(warps, word(5)))
-        kind = build.and_(first, word(_APART))
+        kind = build.and_(record, word(_APART))
         column, fine = build.lshr(thread, word(5)), build.icmp_unsigned("==", kind, word(0))
         for flag, context, parts in self._kinds_apart():
             kept = build.icmp_unsigned("!=", field(build, self.context, context), word(0))
             such = build.and_(build.icmp_unsigned("==", kind, word(flag)), kept)
             column = build.select(such, build.add(thread, build.mul(warps, word(parts))), column)
             fine = build.or_(fine, such)
-        fine = build.and_(build.and_(inside, fine), alike)
+        fine = build.and_(inside, fine)
         place = build.add(build.mul(self.warp, field(build, self.context, Context.SEEN_COLUMNS)), column)
         seen = build.inttoptr(field(build, self.context, Context.SEEN), POINTER)
         place = build.select(fine, place, word(0))
         reached = build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD)
-        known = build.icmp_signed(">=", reached, build.lshr(first, word(_STEP_SHIFT)))
+        known = build.icmp_signed(">=", reached, build.lshr(record, word(_STEP_SHIFT)))
         return build.and_(fine, known)
+
+    def same_to_warps(self, record: Value) -> Value:
+        """The bits in which other records may differ from one, 64 bits, and `knows_one` says the same of all.
+
+        A warp that is known is known with all of its lanes.
+        """
+        build = self.build_
+        plain = build.icmp_unsigned("==", build.and_(record, word(_APART)), word(0))
+        return build.select(plain, word(_LANE), word(0))
 
     @staticmethod
     def _kinds_apart() -> tuple[tuple[int, Context, int], ...]:
@@ -267,9 +288,9 @@ class OrderedLanes(AccessLanes):
             differs = build.xor(self._gather(reads.column, slot, 64, active), record)
             lost = build.and_(self._has(differs, _LANE), active)
             with build.if_then(self.any(lost)):
-                joined = build.or_(mine, lanes.constant(_LANES_OF_A_WARP, 64))
+                joined = build.or_(mine, lanes.constant(self.SEVERAL_LANES, 64))
                 self._scatter(reads.column, slot, joined, lost)
-        self._note_line(row, Row.READ_STEPS, index, here)
+        self.note_line(row, Row.READ_STEPS, index, here)
 
     def columns_of_loads(self, reads: Reads) -> Value:
         """The columns that loads of this warp write, a bit each."""
@@ -361,18 +382,35 @@ class OrderedLanes(AccessLanes):
         return Reads(apart, own, column, build.add(column, column_bytes))
 
     def _has(self, value: Value, bits: int) -> Value:
-        build, lanes = self.build_, self.lanes
-        return build.icmp_unsigned("!=", build.and_(value, lanes.constant(bits, 64)), lanes.constant(0, 64))
+        build = self.build_
+        return build.icmp_unsigned("!=", build.and_(value, _alike(value.type, bits)), _alike(value.type, 0))
+
+    def is_strange(self, previous: Value, mine: Value, met: Value) -> Value:
+        """Whether records are of somebody else's reads, or of those of other lanes since this warp met at step `met`.
+
+        Vectors of 64 bits, of any length.
+        """
+        build = self.build_
+        differs = build.xor(previous, mine)
+        # Mostly nobody but this warp read here, before it met: any of its lanes stands for all of them.
+        strange = build.and_(self._has(differs, _LANE | _SEVERAL), self._is_later(previous, met))
+        strange = build.or_(strange, self._has(differs, _THREAD & ~_LANE | _AGENTS))
+        return build.and_(strange, self._has(previous, -1))
+
+    def is_strange_to_several(self, previous: Value, mine: Value, met: Value) -> Value:
+        """The same for several lanes of this warp at each place, of which `mine` is a record of any one."""
+        build = self.build_
+        others = self._has(build.xor(previous, mine), _THREAD & ~_LANE | _AGENTS)
+        return build.and_(build.or_(others, self._is_later(previous, met)), self._has(previous, -1))
+
+    def _is_later(self, record: Value, step: Value) -> Value:
+        build = self.build_
+        return build.icmp_signed(">", build.lshr(record, _alike(record.type, _STEP_SHIFT)), step)
 
     def reader(self, row: Value, previous: Value, mine: Value, spread: Spread = BY_LANE) -> tuple[Value, Value]:
         """(the lanes before whom a lane of another warp, or a copy, read; the record of their read)."""
         build = self.build_
-        differs = build.xor(previous, mine)
-        # Mostly nobody but this warp read here, before it met: any of its lanes stands for all of them.
-        later = build.icmp_signed(">", build.lshr(previous, self.lanes.constant(_STEP_SHIFT, 64)), self._met())
-        strange = build.and_(self._has(differs, _LANE | _SEVERAL), later)
-        strange = build.or_(strange, self._has(differs, _THREAD & ~_LANE | _AGENTS))
-        strange = build.and_(strange, self._has(previous, -1))
+        strange = self.is_strange(previous, mine, self.splat(self.met()))
         with build.if_else(self.any(strange), likely=False) as (somebody, nobody):
             with somebody:
                 found = self._reader_of_others(row, previous, mine, spread)
@@ -385,17 +423,17 @@ class OrderedLanes(AccessLanes):
             phi.add_incoming(other, end_of_nobody)
         return elsewhere, record
 
-    def _met(self) -> Value:
-        """The step of the last meeting of this warp, in every lane."""
+    def met(self) -> Value:
+        """The step of the last meeting of this warp."""
         build = self.build_
         own = build.urem(self.warp, field(build, self.context, Context.WARPS))
         seen = build.inttoptr(field(build, self.context, Context.SEEN), POINTER)
         place = build.add(build.mul(self.warp, field(build, self.context, Context.SEEN_COLUMNS)), own)
-        return self.splat(build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD))
+        return build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD)
 
     def _reader_of_others(self, row: Value, previous: Value, mine: Value, spread: Spread) -> tuple[Value, Value]:
         """`reader`, whoever read before."""
-        build, lanes, known = self.build_, self.lanes, self._met()
+        build, lanes, known = self.build_, self.lanes, self.splat(self.met())
         differs = build.xor(previous, mine)
         # The number of an agent is no lane's, and what a copy reads comes before nothing that its lane does.
         agent = build.and_(self._has(previous, _AGENTS), self._has(differs, _THREAD | _AGENTS))
@@ -421,7 +459,7 @@ class OrderedLanes(AccessLanes):
         left.add_incoming(apart, end_of_then)
         left.add_incoming(together, end_of_otherwise)
         together = build.bitcast(left, vector(1))
-        record = build.select(together, build.or_(mine, lanes.constant(_LANES_OF_A_WARP, 64)), mine)
+        record = build.select(together, build.or_(mine, lanes.constant(self.SEVERAL_LANES, 64)), mine)
         return build.and_(elsewhere, self._has(previous, -1)), record
 
     def displaced(self, others: Value, previous: Value, elsewhere: Value, spread: Spread = BY_LANE) -> Value:
@@ -459,9 +497,9 @@ class OrderedLanes(AccessLanes):
         with counted(build, most) as number:
             slot = build.shl(build.add(first, self.splat(number)), eight)
             self._scatter(writes, slot, mine, self._with(number, counts, here))
-        self._note_line(row, Row.WRITE_STEPS, index, here)
+        self.note_line(row, Row.WRITE_STEPS, index, here)
 
-    def _note_line(self, row: Value, steps: Row, index: Value, here: Value) -> None:
+    def note_line(self, row: Value, steps: Row, index: Value, here: Value) -> None:
         """Where bulk copies look whole lines up: this warp accessed these lines now."""
         build, lanes = self.build_, self.lanes
         table = field(build, row, steps)

@@ -14,6 +14,7 @@ from refmoe.ptx.native.consecutive import Consecutive
 from refmoe.ptx.native.context import (
     Context,
 )
+from refmoe.ptx.native.memory import spots
 from refmoe.ptx.native.memory.body import AccessBody
 from refmoe.ptx.native.memory.lanes import AccessForm, Rules
 from refmoe.ptx.native.memory.order import displacing, ordering
@@ -56,14 +57,24 @@ def _compiled(variant: Variant) -> Native:
 
 def _text(variant: Variant) -> str:
     module = ir.Module()
+    write_access(module, variant, *parts_of(module, variant))
+    return str(module)
+
+
+def parts_of(module: Any, variant: Variant) -> tuple[Rules, Any, Any]:
+    """What the functions of a kind of access call: its rules, and `refine` and `keep` of `refmoe.ptx.native.pages`."""
     one = is_ordered(module)
     rules = Rules(ordering(module, one), displacing(module, displaced(module, one, merged(module))))
-    pages = refine(module, variant.width), keep(module)
+    return rules, refine(module, variant.width), keep(module)
+
+
+def write_access(module: Any, variant: Variant, rules: Rules, *pages: Any) -> Any:
+    """The function of a kind of access, by its name; `rules` and `pages` are its `parts_of`."""
     built = ir.Function(module, SIGNATURE, variant.name)
     if variant.space == "local":
         # Neighbouring lanes have different bytes of it.
         AccessBody(variant, built, rules, *pages).build()
-        return str(module)
+        return built
     anywhere = ir.Function(module, SIGNATURE, "anywhere")
     anywhere.linkage = "internal"
     # The short way has few registers to save, and nothing to prepare.
@@ -76,8 +87,14 @@ def _text(variant: Variant) -> str:
             rows.attributes.add("noinline")
             RowLoads(AccessBody(variant, rows, rules, *pages), *form).build(anywhere)
             anywhere = rows
+        for number, lanes in enumerate(spots.FORMS if variant.width == 1 else ()):
+            places = ir.Function(module, SIGNATURE, f"spots_{number}")
+            places.linkage = "internal"
+            places.attributes.add("noinline")
+            spots.SpotLoads(AccessBody(variant, places, rules, *pages), lanes).build(anywhere)
+            anywhere = places
     Consecutive(AccessBody(variant, built, rules, *pages)).build(anywhere)
-    return str(module)
+    return built
 
 
 def access_function(module: Any) -> Any:
