@@ -14,7 +14,7 @@ _BundleOption = Annotated[
     Path | None, file_option("Write all questions and answers to FILE, which you can send to refmoe.")
 ]
 _MergeOption = Annotated[
-    Path | None, file_option("Check the bundle FILE, and add its chip's answers to refmoe/probe/evidence.json.")
+    Path | None, file_option("Check the bundle FILE, and add its chip's answers to refmoe/evidence.json.")
 ]
 
 
@@ -49,8 +49,8 @@ def probe(
     wrong usage, 3 if there is no GPU to ask.
     """
     if table:
-        from refmoe.probe.merge import read_evidence
-        from refmoe.probe.merge import table as tables
+        from refmoe.evidence import read_evidence
+        from refmoe.probe.sentences import table as tables
 
         typer.echo(tables(read_evidence()), nl=False)
         raise typer.Exit
@@ -130,8 +130,9 @@ def _box(device: str, arch: str | None) -> Any:
 
 def _merge(path: Path, check: bool, as_json: bool) -> NoReturn:
     """Check a bundle and merge it; exit status 2 with a sentence where it is refused."""
+    from refmoe.evidence import read_evidence
     from refmoe.probe.bundle import summary
-    from refmoe.probe.merge import BadBundle, check_bundle, raised, read_evidence, write_evidence
+    from refmoe.probe.merge import BadBundle, check_bundle, raised, write_evidence
     from refmoe.reports.checks import ReportError
     from refmoe.reports.probe import read_bundle, verdict
 

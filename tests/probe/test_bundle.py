@@ -18,11 +18,13 @@ from typer.testing import CliRunner
 
 from refmoe.cli import app
 from refmoe.errors import ArgumentError
-from refmoe.probe import merge
+from refmoe.evidence import read_evidence
 from refmoe.probe.bundle import bundle_of, chosen, probe, summary
+from refmoe.probe.claims import word_of
 from refmoe.probe.hosts import CudaBox, ExecutorBox
 from refmoe.probe.instructions import BY_NAME
-from refmoe.probe.merge import BadBundle, check_bundle, chips_sentence, raised, read_evidence, table, word
+from refmoe.probe.merge import BadBundle, check_bundle, raised, write_evidence
+from refmoe.probe.sentences import chips_sentence, table
 from refmoe.reports.documents import digest_of
 from refmoe.reports.html import page_text, read_source
 from refmoe.reports.probe import MAX_BUNDLE_BYTES, read_bundle, verdict
@@ -67,9 +69,9 @@ def test_a_bundle_holds_and_is_merged(tmp_path: Path) -> None:
     assert chip["gpu"] == "NVIDIA H200"
     assert chip["instructions"].keys() == {K8, HALF, K4}
     # What was extrapolated is hardware-checked on that chip, and nowhere else.
-    assert word(BY_NAME[K4], "sm_90a", EMPTY) == "extrapolated"
-    assert word(BY_NAME[K4], "sm_90a", evidence) == "hardware-checked"
-    assert word(BY_NAME[K4], "sm_80", evidence) == "extrapolated"
+    assert word_of(BY_NAME[K4], "sm_90a", EMPTY) == "extrapolated"
+    assert word_of(BY_NAME[K4], "sm_90a", evidence) == "hardware-checked"
+    assert word_of(BY_NAME[K4], "sm_80", evidence) == "extrapolated"
     assert "| NVIDIA H200 (sm_90a) | CUDA 13.0 | 3 | 3 | 0 |" in table(evidence)
     with pytest.raises(BadBundle, match="it was merged before"):
         raised(evidence, checked)
@@ -126,7 +128,7 @@ def test_a_chip_that_computes_otherwise_is_contradicted_and_stays_so() -> None:
     assert verdict(record(document)) == "DIFFERS"
     checked = check_bundle(document)
     evidence = raised(EMPTY, checked)
-    assert word(BY_NAME[K8], "sm_90a", evidence) == "contradicted"
+    assert word_of(BY_NAME[K8], "sm_90a", evidence) == "contradicted"
     assert "DIFFERS" in summary(document)
 
 
@@ -308,8 +310,8 @@ def test_merge_writes_the_evidence_in_one_step(tmp_path: Path, monkeypatch: pyte
     evidence, path = tmp_path / "evidence.json", tmp_path / "bundle.json"
     evidence.write_text(json.dumps(EMPTY))
     path.write_text(json.dumps(made()))
-    monkeypatch.setattr(merge.read_evidence, "__defaults__", (evidence,))
-    monkeypatch.setattr(merge.write_evidence, "__defaults__", (evidence,))
+    monkeypatch.setattr(read_evidence, "__defaults__", (evidence,))
+    monkeypatch.setattr(write_evidence, "__defaults__", (evidence,))
     assert CliRunner().invoke(app, ["probe", "--merge", str(path)]).exit_code == 0
     after = evidence.read_text()
     assert json.loads(after)["chips"][0]["gpu"] == "NVIDIA H200"
