@@ -150,6 +150,8 @@ def _merge(path: Path, check: bool, as_json: bool) -> NoReturn:
         typer.echo(summary(document), nl=False)
         for doubt in checked.doubts:
             typer.echo(f"DOUBT {doubt}")
+        for finding in checked.findings:
+            typer.echo(f"PARITY {finding}")
 
     good = all(verdict(record) != "DIFFERS" for record in document["instructions"])
     finish(document, show, as_json=as_json, good=good)

@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def bundle_of(
     left_out: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
     """The document of a bundle."""
-    absent = [(each.name, _reason(each, box.target)) for each in INSTRUCTIONS if box.target not in each.targets]
+    absent = left_out_of(box.target, {record["name"] for record in records})
     document: dict[str, Any] = {
         "kind": "probe",
         "schema_version": VERSION,
@@ -139,11 +139,17 @@ def bundle_of(
             "cuda_bindings": _installed("cuda-bindings"),
         },
         "instructions": records,
-        "left_out": [{"name": n, "reason": r} for n, r in [*left_out, *absent, *NOT_PROBED.items()]],
+        "left_out": [{"name": n, "reason": r} for n, r in [*left_out, *absent.items()]],
         "parity": parity,
         "benchmarks": benchmarks,
     }
     return {**document, "digest": digest_of(document)}
+
+
+def left_out_of(target: str, asked: Collection[str]) -> dict[str, str]:
+    """The instructions that were not asked, each with its reason: those of other chips, not wanted, never probed."""
+    absent = {each.name: _reason(each, target) for each in INSTRUCTIONS if each.name not in asked}
+    return {**absent, **NOT_PROBED}
 
 
 def made_by_command(arguments: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
@@ -188,6 +194,8 @@ def _conclusion(record: dict[str, Any]) -> str:
 
 
 def _reason(instruction: Instruction, target: str) -> str:
+    if target in instruction.targets:
+        return "not wanted"
     return f"{target} does not have it: it needs {' or '.join(instruction.targets)}"
 
 

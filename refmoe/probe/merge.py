@@ -23,6 +23,7 @@ from refmoe.probe.bundle import held, unstable_text, words_of
 from refmoe.probe.family import Parameters
 from refmoe.probe.infer import Contradiction, infer
 from refmoe.probe.instructions import BY_NAME, Instruction
+from refmoe.probe.parts import check_parts
 from refmoe.probe.vectors import Batch, Vector
 from refmoe.reports.probe import verdict
 
@@ -38,10 +39,12 @@ class Checked:
     Attributes:
         document: the bundle.
         doubts: what is not plausible although nothing contradicts it; it raises no word until somebody has looked.
+        findings: what its parity report says of the kernels, where it is not that all is well; no word depends on it.
     """
 
     document: Mapping[str, Any]
     doubts: tuple[str, ...]
+    findings: tuple[str, ...] = ()
 
 
 def check_bundle(document: Mapping[str, Any]) -> Checked:
@@ -66,7 +69,10 @@ def check_bundle(document: Mapping[str, Any]) -> Checked:
             raise BadBundle(f"{name} was answered by {target}, which does not have it: it needs {needed}")
     for record in document["instructions"]:
         _check_record(BY_NAME[record["name"]], target, record)
-    return Checked(document, tuple(_doubts(document)))
+    wrong, findings = check_parts(document)
+    if wrong:
+        raise BadBundle(wrong[0])
+    return Checked(document, tuple(_doubts(document)), tuple(findings))
 
 
 def _check_record(instruction: Instruction, target: str, record: Mapping[str, Any]) -> None:
@@ -198,10 +204,8 @@ def raised(evidence: Mapping[str, Any], checked: Checked) -> dict[str, Any]:
         if record["status"] != "unanswered"
     }
     for chip in chips:
-        for name in rows.keys() & chip["instructions"].keys() if chip["gpu"] == document["gpu"] else ():
-            if chip["instructions"][name]["parameters"] != rows[name]["parameters"]:
-                text = f"another bundle of {chip['gpu']}, made {chip['created']}, gives other parameters of {name}"
-                raise BadBundle(f"{text}; the driver was {chip['driver']}, and is {document['environment']['driver']}")
+        if chip["arch"] == document["arch"]:
+            _check_same(chip, document, rows)
     chips.append(
         {
             "gpu": document["gpu"],
@@ -213,6 +217,20 @@ def raised(evidence: Mapping[str, Any], checked: Checked) -> dict[str, Any]:
         }
     )
     return {**evidence, "chips": chips}
+
+
+def _check_same(chip: Mapping[str, Any], document: Mapping[str, Any], rows: Mapping[str, Any]) -> None:
+    """What a chip answered has to be what another of its architecture answered before."""
+    for name in sorted(rows.keys() & chip["instructions"].keys()):
+        old, new = chip["instructions"][name], rows[name]
+        if old["parameters"] == new["parameters"] and old["verdict"] == new["verdict"]:
+            continue
+        drivers = f"the driver was {chip['driver']}, and is {document['environment']['driver']}"
+        if chip["gpu"] == document["gpu"]:
+            text = f"another bundle of {chip['gpu']}, made {chip['created']}, gives other parameters of {name}"
+        else:
+            text = f"{chip['gpu']} and {document['gpu']} are both {chip['arch']}, and contradict each other on {name}"
+        raise BadBundle(f"{text}; {drivers}")
 
 
 def write_evidence(evidence: Mapping[str, Any], path: Path = PATH) -> None:

@@ -23,6 +23,7 @@ from refmoe.reports.documents import (
     time_refusals,
     version_text,
 )
+from refmoe.reports.environment import Driver, Version, Word
 from refmoe.reports.reading import read_bytes, read_document, shown
 
 VERSION = "1"
@@ -77,12 +78,12 @@ class InstructionRecord(Model):
 class ProbeEnvironment(Model):
     """Versions and machine."""
 
-    refmoe: str
-    python: str
-    numpy: str
-    platform: str
-    driver: str | None
-    cuda_bindings: str | None
+    refmoe: Version
+    python: Version
+    numpy: Version
+    platform: Word
+    driver: Driver | None
+    cuda_bindings: Version | None
 
 
 class LeftOut(Model):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.damages.sound import copied, gpu
 from support.probe.executor_driver import ExecutorDriver
 from support.selection.thinned import thinned
 from typer.testing import CliRunner
@@ -33,6 +34,8 @@ K8 = "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32"
 HALF = "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16"
 K4 = "mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32"
 WGMMA = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16"
+ALONE = [("parity", "not wanted"), ("benchmarks", "not wanted")]
+ROOT = Path(__file__).parents[2]
 EMPTY = {"schema_version": "1", "chips": []}
 
 Document = dict[str, Any]
@@ -42,7 +45,22 @@ Document = dict[str, Any]
 def made() -> Document:
     """A bundle of three instructions through the driver's path."""
     box = CudaBox(ExecutorDriver((9, 0), "NVIDIA H200"))
-    return json.loads(json.dumps(bundle_of(box, probe(box, chosen([K8, HALF, K4], "sm_90a")))))
+    records = probe(box, chosen([K8, HALF, K4], "sm_90a"))
+    return json.loads(json.dumps(bundle_of(box, records, left_out=ALONE)))
+
+
+@cache
+def whole() -> Document:
+    """The same with a parity report and benchmarks, as an H200 made them."""
+    benchmarks = json.loads((ROOT / "reports" / "bench" / "gpu.json").read_text())
+    report, machine = copied(gpu()), benchmarks["environment"]
+    report["environment"] = dict(machine)
+    for case in report["cases"]:
+        case["compiler"] = machine["nvcc"]
+    document = {**copied(made()), "parity": sealed(report), "benchmarks": benchmarks}
+    document["environment"] |= {name: machine[name] for name in ("refmoe", "python", "numpy", "platform", "driver")}
+    document["left_out"] = [each for each in document["left_out"] if each["name"] not in ("parity", "benchmarks")]
+    return document
 
 
 def sealed(document: Document) -> Document:
@@ -117,7 +135,7 @@ def test_what_is_left_out_has_a_reason() -> None:
 
 def wrong_chip(spoiled: Callable[[int, Any], None], names: list[str]) -> Document:
     box = CudaBox(ExecutorDriver((9, 0), "NVIDIA H200", spoiled))
-    return json.loads(json.dumps(bundle_of(box, probe(box, chosen(names, box.target)))))
+    return json.loads(json.dumps(bundle_of(box, probe(box, chosen(names, box.target)), left_out=ALONE)))
 
 
 def test_a_chip_that_computes_otherwise_is_contradicted_and_stays_so() -> None:
@@ -146,7 +164,7 @@ def test_a_chip_that_answers_otherwise_the_second_time_is_unstable_and_holds_not
 
 def test_a_bundle_of_the_executor_is_sound_and_raises_nothing() -> None:
     box = ExecutorBox("sm_120a")
-    checked = check_bundle(json.loads(json.dumps(bundle_of(box, probe(box, chosen([K8], box.target))))))
+    checked = check_bundle(json.loads(json.dumps(bundle_of(box, probe(box, chosen([K8], box.target)), left_out=ALONE))))
     with pytest.raises(BadBundle, match="its answers are the executor's"):
         raised(EMPTY, checked)
 
@@ -157,6 +175,35 @@ def test_two_chips_of_one_name_that_differ_are_refused() -> None:
     evidence["chips"][0]["instructions"][K8]["parameters"]["align_bits"] = 24
     with pytest.raises(BadBundle, match=f"another bundle of NVIDIA H200, made .* gives other parameters of {K8}"):
         raised(evidence, check_bundle(made()))
+
+
+def test_two_cards_of_one_architecture_that_contradict_each_other_are_refused_by_name() -> None:
+    evidence = raised(EMPTY, check_bundle(made()))
+    evidence["chips"][0] |= {"digest": "0" * 64, "gpu": "NVIDIA H100 80GB HBM3"}
+    assert len(raised(evidence, check_bundle(made()))["chips"]) == 2
+    evidence["chips"][0]["instructions"][K8]["parameters"]["align_bits"] = 24
+    sentence = f"NVIDIA H100 80GB HBM3 and NVIDIA H200 are both sm_90a, and contradict each other on {K8}"
+    with pytest.raises(BadBundle, match=sentence):
+        raised(evidence, check_bundle(made()))
+    evidence["chips"][0]["arch"] = "sm_80"
+    assert len(raised(evidence, check_bundle(made()))["chips"]) == 2
+
+
+def test_a_bundle_with_a_parity_report_and_benchmarks_is_sound() -> None:
+    checked = check_bundle(sealed(copied(whole())))
+    assert not checked.doubts
+    # Sources of the test's report are made up, which is no fault of the bundle.
+    assert all("changed since" in each for each in checked.findings)
+
+
+def test_bytes_that_differ_on_a_chip_are_told_and_refuse_nothing() -> None:
+    document = copied(whole())
+    case = document["parity"]["cases"][0]
+    case |= {"verdict": "ERROR", "evidence": "none", "compared": 0, "reason": "the kernel did not end", "stage": None}
+    case["differing"] = dict.fromkeys(case["differing"], 0)
+    document["parity"] = sealed({**document["parity"], "summary": {"PASS": 1, "ERROR": 1}})
+    checked = check_bundle(sealed(document))
+    assert any("the kernel did not run to its end" in each for each in checked.findings)
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------
@@ -253,6 +300,27 @@ DAMAGE: dict[str, tuple[Callable[[Document], Any], str]] = {
         lambda d: widen(record(d, HALF)["asked"][1]),
         "has more than the 16 bits of its accumulator",
     ),
+    "driver of the past": (
+        lambda d: d["environment"].update(driver="CUDA 1.0"),
+        "its environment names driver CUDA 1.0, and refmoe needs cuda 12.0 or newer",
+    ),
+    "no driver": (lambda d: d["environment"].update(driver=None), "and its environment names no driver"),
+    "a driver that is none": (lambda d: d["environment"].update(driver="535.1"), "environment.driver: String should"),
+    "a Python to come": (lambda d: d["environment"].update(python="9.1"), "python 9.1 has not come yet"),
+    "a refmoe to come": (lambda d: d["environment"].update(refmoe="99.0"), "made by refmoe 99.0, and this one"),
+    "no platform": (lambda d: d["environment"].update(platform="abc"), "the platform 'abc', which is no system"),
+    "nothing left out": (lambda d: d.update(left_out=[]), "is not there, and nothing says why"),
+    "left out and there": (
+        lambda d: d["left_out"].append({"name": K8, "reason": "not wanted"}),
+        f"it says that it leaves out {K8}, which it holds or which there is not",
+    ),
+    "left out twice": (lambda d: d["left_out"].append(d["left_out"][0]), "it says 2 times that it leaves out"),
+    "left out for another reason": (
+        lambda d: d["left_out"][-1].update(reason="x"),
+        "because 'x'; needed 'a sparse product is",
+    ),
+    "left out for none": (lambda d: d["left_out"][0].update(reason=" "), "it leaves out parity without a reason"),
+    "a part dropped": (lambda d: d["left_out"].pop(1), "benchmarks is not there, and nothing says why"),
 }  # fmt: skip
 
 
@@ -261,12 +329,71 @@ def test_damage_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
     change, sentence = DAMAGE[name]
     document = copy.deepcopy(made())
     change(document)
+    refused(document, sentence, tmp_path)
+
+
+def refused(document: Document, sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "bundle.json"
     path.write_text(json.dumps(sealed(document)))
     result = CliRunner().invoke(app, ["probe", "--merge", str(path), "--check"])
     assert result.exit_code == 2
     assert sentence in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+def of(part: str, change: Callable[[Document], Any]) -> Callable[[Document], Any]:
+    """A change of a report in the bundle, which is sealed again."""
+
+    def damage(document: Document) -> None:
+        change(document[part])
+        document[part] = sealed(document[part])
+
+    return damage
+
+
+INSIDE: dict[str, tuple[Callable[[Document], Any], str]] = {
+    "parity that is none": (
+        lambda d: d.update(parity={"nonsense": 1}),
+        "its parity report: JSON, but no refmoe report: it has no schema_version or no cases",
+    ),
+    "parity of a digest": (lambda d: d["parity"].update(seconds=1.5), "its parity report: edited after it was made"),
+    "parity of a key": (of("parity", lambda p: p.update(more=1)), "its parity report: no valid report: more: Extra"),
+    "parity of another chip": (
+        of("parity", lambda p: p["cases"][0].update(arch="sm_120a")),
+        "ran on cuda for sm_120a, and the bundle is of cuda, sm_90a",
+    ),
+    "parity of another GPU": (
+        of("parity", lambda p: p["environment"].update(gpu="NVIDIA H100")),
+        "its GPU is NVIDIA H100, and the bundle's NVIDIA H200",
+    ),
+    "parity of a hash": (of("parity", lambda p: p["cases"][0].update(seed=9)), "its parity report: "),
+    "parity of a time": (of("parity", lambda p: p.update(created="2999-01-01T00:00:00+00:00")), "has not come yet"),
+    "benchmarks that are none": (lambda d: d.update(benchmarks={"nonsense": 1}), "needed 'bench' and 'gpu'"),
+    "a time below zero": (
+        of("benchmarks", lambda b: b["rows"][0].update(microseconds=-5.0)),
+        "its benchmarks: gpu, rows, 0, microseconds: found -5.0; needed a time of zero or more",
+    ),
+    "benchmarks of a digest": (
+        lambda d: d["benchmarks"]["rows"][0].update(microseconds=5.0),
+        "its benchmarks: edited after it was made",
+    ),
+    "benchmarks of a driver": (
+        of("benchmarks", lambda b: b["environment"].update(driver="CUDA 12.8")),
+        "its environment names driver CUDA 12.8, and the bundle's CUDA 13.0",
+    ),
+    "benchmarks of another GPU": (
+        of("benchmarks", lambda b: (b.update(gpu="NVIDIA H200 NVL"), b["environment"].update(gpu="NVIDIA H200 NVL"))),
+        "of NVIDIA H200 NVL, sm_90a, and the bundle is of NVIDIA H200, sm_90a",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_damage_of_a_report_inside_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+    change, sentence = INSIDE[name]
+    document = copied(whole())
+    change(document)
+    refused(document, sentence, tmp_path)
 
 
 def spoil_digest(path: Path, text: str) -> None:
