@@ -25,6 +25,7 @@ from refmoe.probe.infer import Contradiction, infer
 from refmoe.probe.instructions import BY_NAME, Instruction
 from refmoe.probe.parts import check_parts
 from refmoe.probe.vectors import Batch, Vector
+from refmoe.reports.documents import digest_of
 from refmoe.reports.probe import verdict
 
 
@@ -193,6 +194,15 @@ def raised(evidence: Mapping[str, Any], checked: Checked) -> dict[str, Any]:
     chips = list(evidence["chips"])
     if any(chip["digest"] == document["digest"] for chip in chips):
         raise BadBundle("it was merged before")
+    found = chip_of(checked)
+    for chip in chips:
+        check_same(chip, found)
+    return {**evidence, "chips": [*chips, found]}
+
+
+def chip_of(checked: Checked) -> dict[str, Any]:
+    """What the evidence keeps of a bundle."""
+    document = checked.document
     rows = {
         record["name"]: {
             "verdict": verdict(record),
@@ -203,36 +213,36 @@ def raised(evidence: Mapping[str, Any], checked: Checked) -> dict[str, Any]:
         for record in document["instructions"]
         if record["status"] != "unanswered"
     }
-    for chip in chips:
-        if chip["arch"] == document["arch"]:
-            _check_same(chip, document, rows)
-    chips.append(
-        {
-            "gpu": document["gpu"],
-            "arch": document["arch"],
-            "driver": document["environment"]["driver"],
-            "created": document["created"],
-            "digest": document["digest"],
-            "instructions": rows,
-        }
-    )
-    return {**evidence, "chips": chips}
+    return {
+        "gpu": document["gpu"],
+        "arch": document["arch"],
+        "driver": document["environment"]["driver"],
+        "created": document["created"],
+        "digest": document["digest"],
+        "instructions": rows,
+    }
 
 
-def _check_same(chip: Mapping[str, Any], document: Mapping[str, Any], rows: Mapping[str, Any]) -> None:
-    """What a chip answered has to be what another of its architecture answered before."""
-    for name in sorted(rows.keys() & chip["instructions"].keys()):
-        old, new = chip["instructions"][name], rows[name]
-        if old["parameters"] == new["parameters"] and old["verdict"] == new["verdict"]:
+def check_same(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """What a chip answered has to be what another of its architecture answered before.
+
+    Raises:
+        BadBundle: it is not; both are named.
+    """
+    if old["arch"] != new["arch"]:
+        return
+    for name in sorted(old["instructions"].keys() & new["instructions"].keys()):
+        one, other = old["instructions"][name], new["instructions"][name]
+        if one["parameters"] == other["parameters"] and one["verdict"] == other["verdict"]:
             continue
-        drivers = f"the driver was {chip['driver']}, and is {document['environment']['driver']}"
-        if chip["gpu"] == document["gpu"]:
-            text = f"another bundle of {chip['gpu']}, made {chip['created']}, gives other parameters of {name}"
+        if old["gpu"] == new["gpu"]:
+            text = f"another bundle of {old['gpu']}, made {old['created']}, gives other parameters of {name}"
         else:
-            text = f"{chip['gpu']} and {document['gpu']} are both {chip['arch']}, and contradict each other on {name}"
-        raise BadBundle(f"{text}; {drivers}")
+            text = f"{old['gpu']} and {new['gpu']} are both {old['arch']}, and contradict each other on {name}"
+        raise BadBundle(f"{text}; the driver was {old['driver']}, and is {new['driver']}")
 
 
 def write_evidence(evidence: Mapping[str, Any], path: Path = PATH) -> None:
-    """Replace the file in one step."""
-    write_atomic(path, json.dumps(evidence, indent=1, sort_keys=True) + "\n")
+    """Replace the file in one step; it gets the digest of its content."""
+    document = {**evidence, "digest": digest_of(evidence)}
+    write_atomic(path, json.dumps(document, indent=1, sort_keys=True) + "\n")

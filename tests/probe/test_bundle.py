@@ -317,7 +317,7 @@ DAMAGE: dict[str, tuple[Callable[[Document], Any], str]] = {
     "left out twice": (lambda d: d["left_out"].append(d["left_out"][0]), "it says 2 times that it leaves out"),
     "left out for another reason": (
         lambda d: d["left_out"][-1].update(reason="x"),
-        "because 'x'; needed 'a sparse product is",
+        "because 'x'; needed \"a sparse product is",
     ),
     "left out for none": (lambda d: d["left_out"][0].update(reason=" "), "it leaves out parity without a reason"),
     "a part dropped": (lambda d: d["left_out"].pop(1), "benchmarks is not there, and nothing says why"),
