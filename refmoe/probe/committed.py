@@ -33,7 +33,7 @@ from refmoe.reports.reading import read_document
 _AGAIN = "merge its bundle again with `refmoe probe --merge`"
 
 
-class RowRecord(Model):
+class AnswerRecord(Model):
     """What a chip answered of one instruction, as a merge found it."""
 
     verdict: Literal["HOLDS", "DIFFERS", "NO MODEL"]
@@ -50,7 +50,7 @@ class ChipRecord(Model):
     driver: Driver
     created: str
     digest: Sha256
-    instructions: dict[str, RowRecord]
+    instructions: dict[str, AnswerRecord]
 
 
 class EvidenceDocument(Model):
