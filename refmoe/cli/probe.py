@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -85,8 +86,11 @@ def _ask(
         typer.echo("\n".join(each.name for each in instructions))
         raise typer.Exit
     records: list[dict[str, Any]] = []
+    seconds: dict[str, float] = {}
+    start = time.monotonic()
     if "probes" in parts:
         records = bundles.probe(box, instructions, lambda items: tracked(items, "instructions"))
+        seconds["probes"] = time.monotonic() - start
     made: dict[str, dict[str, Any] | None] = {"parity": None, "benchmarks": None}
     left_out = [] if "probes" in parts else [("probes", "not wanted")]
     on = ["--device", device] + (["--arch", box.target] if device == "ptx" else [])
@@ -96,10 +100,13 @@ def _ask(
     ):
         reason = "not wanted"
         if part in parts:
+            start = time.monotonic()
             made[part], reason = bundles.made_by_command(arguments)
         if made[part] is None:
             left_out.append((part, reason))
-    document = bundles.bundle_of(box, records, left_out=left_out, **made)
+        else:
+            seconds[part] = time.monotonic() - start
+    document = bundles.bundle_of(box, records, left_out=left_out, seconds=seconds, **made)
     if bundle is not None:
         with writing("--bundle", bundle):
             write_atomic(bundle, json.dumps(document, separators=(",", ":")) + "\n")

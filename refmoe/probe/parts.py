@@ -32,7 +32,7 @@ def check_parts(document: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         Why it cannot be true, and what its parity report says of the kernels where it is not that all is well: a
         sentence each.
     """
-    wrong = [*_environment(document), *_left_out(document)]
+    wrong = [*_environment(document), *_left_out(document), *_seconds(document)]
     parity = list(_parity(document)) if document["parity"] is not None else []
     wrong += [f"its parity report: {each}" for each, finding in parity if not finding]
     if document["benchmarks"] is not None:
@@ -70,6 +70,15 @@ def _left_out(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"it leaves out {name} because {reason!r}; needed {due[name]!r}"
 
 
+def _seconds(document: Mapping[str, Any]) -> Iterator[str]:
+    held = {"probes": bool(document["instructions"]), **{part: document[part] is not None for part in PARTS[1:]}}
+    for part, seconds in document["seconds"].items():
+        if held[part] and not seconds:
+            yield f"it holds {part}, and says that they took {seconds} seconds"
+        elif not held[part] and seconds is not None:
+            yield f"it says that {part} took {seconds:g} seconds, and holds none"
+
+
 def _parity(document: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     """Sentences, and whether each is a finding about the kernels."""
     path = Path("parity")
@@ -93,6 +102,8 @@ def _elsewhere(document: Mapping[str, Any], report: Report) -> Iterator[str]:
             where = f"{case.device} for {case.arch}"
             yield f"{case.id} ran on {where}, and the bundle is of {document['device']}, {document['arch']}"
             return
+    if report.seconds > document["seconds"]["parity"]:
+        yield f"took {report.seconds:g} seconds, and the whole command {document['seconds']['parity']:g}"
     yield from _machine(document, report.environment.model_dump())
 
 

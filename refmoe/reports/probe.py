@@ -19,6 +19,7 @@ from refmoe.reports.documents import (
     Kind,
     Model,
     PresentHash,
+    Seconds,
     Sha256,
     first_error,
     gpu_refusals,
@@ -29,7 +30,7 @@ from refmoe.reports.documents import (
 from refmoe.reports.environment import Driver, Version, Word
 from refmoe.reports.reading import read_bytes, read_document, shown
 
-VERSION = "1"
+VERSION = "2"
 """The schema version that is written and read."""
 MAX_BUNDLE_BYTES = 1 << 24
 """Larger files are refused unread: the largest bundle has a sixteenth of it."""
@@ -96,6 +97,14 @@ class LeftOut(Model):
     reason: str
 
 
+class PartSeconds(Model):
+    """What each part of a bundle took, by the clock; null for a part that is not there."""
+
+    probes: Seconds | None
+    parity: Seconds | None
+    benchmarks: Seconds | None
+
+
 class BundleDocument(Model):
     """The keys of a bundle."""
 
@@ -108,6 +117,7 @@ class BundleDocument(Model):
     environment: ProbeEnvironment
     instructions: list[InstructionRecord]
     left_out: list[LeftOut]
+    seconds: PartSeconds
     parity: dict[str, Any] | None
     benchmarks: dict[str, Any] | None
     digest: Sha256
@@ -152,7 +162,8 @@ def form_refusals(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
         except ValidationError as error:
             yield GateRefusal("document.schema", f"no valid bundle: {first_error(error)}")
             return
-        yield from time_refusals(document)
+        took = sum(seconds or 0 for seconds in document["seconds"].values())
+        yield from time_refusals({"created": document["created"], "seconds": took})
         if document["device"] == "cuda":
             yield from gpu_refusals(document["gpu"], document["arch"])
 

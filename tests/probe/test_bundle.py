@@ -46,7 +46,7 @@ def made() -> Document:
     """A bundle of three instructions through the driver's path."""
     box = CudaBox(ExecutorDriver((9, 0), "NVIDIA H200"))
     records = probe(box, chosen([K8, HALF, K4], "sm_90a"))
-    return json.loads(json.dumps(bundle_of(box, records, left_out=ALONE)))
+    return json.loads(json.dumps(bundle_of(box, records, left_out=ALONE, seconds={"probes": 1.0})))
 
 
 @cache
@@ -58,6 +58,7 @@ def whole() -> Document:
     for case in report["cases"]:
         case["compiler"] = machine["nvcc"]
     document = {**copied(made()), "parity": sealed(report), "benchmarks": benchmarks}
+    document["seconds"] = {"probes": 1.0, "parity": report["seconds"] + 1.0, "benchmarks": 2.5}
     document["environment"] |= {name: machine[name] for name in ("refmoe", "python", "numpy", "platform", "driver")}
     document["left_out"] = [each for each in document["left_out"] if each["name"] not in ("parity", "benchmarks")]
     return document
@@ -100,6 +101,8 @@ def test_a_page_shows_what_each_instruction_answered(tmp_path: Path) -> None:
     path.write_text(json.dumps(made()))
     text = page_text([read_source(path)])
     assert "NVIDIA H200 (sm_90a): 3 HOLDS" in text
+    assert "seconds of probes" in text
+    assert "seconds of parity" not in text
     for each in made()["instructions"]:
         assert f"<code>{each['name']}</code>" in text
         assert f'<td class="number">{sum(len(asked["answers"]) // 8 for asked in each["asked"]):,}</td>' in text
@@ -135,7 +138,9 @@ def test_what_is_left_out_has_a_reason() -> None:
 
 def wrong_chip(spoiled: Callable[[int, Any], None], names: list[str]) -> Document:
     box = CudaBox(ExecutorDriver((9, 0), "NVIDIA H200", spoiled))
-    return json.loads(json.dumps(bundle_of(box, probe(box, chosen(names, box.target)), left_out=ALONE)))
+    return json.loads(
+        json.dumps(bundle_of(box, probe(box, chosen(names, box.target)), left_out=ALONE, seconds={"probes": 1.0}))
+    )
 
 
 def test_a_chip_that_computes_otherwise_is_contradicted_and_stays_so() -> None:
@@ -164,7 +169,11 @@ def test_a_chip_that_answers_otherwise_the_second_time_is_unstable_and_holds_not
 
 def test_a_bundle_of_the_executor_is_sound_and_raises_nothing() -> None:
     box = ExecutorBox("sm_120a")
-    checked = check_bundle(json.loads(json.dumps(bundle_of(box, probe(box, chosen([K8], box.target)), left_out=ALONE))))
+    checked = check_bundle(
+        json.loads(
+            json.dumps(bundle_of(box, probe(box, chosen([K8], box.target)), left_out=ALONE, seconds={"probes": 1.0}))
+        )
+    )
     with pytest.raises(BadBundle, match="its answers are the executor's"):
         raised(EMPTY, checked)
 
@@ -242,7 +251,7 @@ def shorten(asked: Document) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Document], Any], str]] = {
-    "version": (lambda d: d.update(schema_version="2"), "a bundle of schema version 2; this refmoe reads version 1"),
+    "version": (lambda d: d.update(schema_version="3"), "a bundle of schema version 3; this refmoe reads version 2"),
     "kind": (lambda d: d.update(kind="stress"), "is no bundle of `refmoe probe`: its kind is 'stress'"),
     "key": (lambda d: d.update(more=1), "no valid bundle: more: Extra inputs are not permitted"),
     "type": (lambda d: d.update(instructions={}), "no valid bundle: instructions: Input should be a valid list"),
@@ -320,6 +329,14 @@ DAMAGE: dict[str, tuple[Callable[[Document], Any], str]] = {
         "because 'x'; needed \"a sparse product is",
     ),
     "left out for none": (lambda d: d["left_out"][0].update(reason=" "), "it leaves out parity without a reason"),
+    "no seconds": (lambda d: d["seconds"].update(probes=None), "it holds probes, and says that they took None seconds"),
+    "seconds of no time": (lambda d: d["seconds"].update(probes=0.0), "it holds probes, and says that they took 0.0"),
+    "seconds below zero": (lambda d: d["seconds"].update(probes=-1.0), "seconds.probes: Input should be greater"),
+    "seconds of nothing": (
+        lambda d: d["seconds"].update(parity=3.0),
+        "it says that parity took 3 seconds, and holds none",
+    ),
+    "seconds of an age": (lambda d: d["seconds"].update(probes=1e12), "which began before there was any report"),
     "a part dropped": (lambda d: d["left_out"].pop(1), "benchmarks is not there, and nothing says why"),
 }  # fmt: skip
 
@@ -368,6 +385,7 @@ INSIDE: dict[str, tuple[Callable[[Document], Any], str]] = {
     ),
     "parity of a hash": (of("parity", lambda p: p["cases"][0].update(seed=9)), "its parity report: "),
     "parity of a time": (of("parity", lambda p: p.update(created="2999-01-01T00:00:00+00:00")), "has not come yet"),
+    "parity in no time": (lambda d: d["seconds"].update(parity=0.01), "seconds, and the whole command 0.01"),
     "benchmarks that are none": (lambda d: d.update(benchmarks={"nonsense": 1}), "needed 'bench' and 'gpu'"),
     "a time below zero": (
         of("benchmarks", lambda b: b["rows"][0].update(microseconds=-5.0)),
@@ -448,11 +466,21 @@ def test_merge_writes_the_evidence_in_one_step(tmp_path: Path, monkeypatch: pyte
     assert evidence.read_text() == after
 
 
+def test_check_shows_what_each_part_took(tmp_path: Path) -> None:
+    path = tmp_path / "bundle.json"
+    path.write_text(json.dumps(sealed(whole())))
+    shown = CliRunner().invoke(app, ["probe", "--merge", str(path), "--check"])
+    assert shown.exit_code == 0
+    parity = whole()["seconds"]["parity"]
+    assert f"took: probes 1.0 s, parity {parity:,.1f} s, benchmarks 2.5 s\n" in shown.stdout
+
+
 def test_the_command_writes_a_bundle_that_merges(tmp_path: Path) -> None:
     path = tmp_path / "out" / "bundle.json"
     result = CliRunner().invoke(app, ["probe", "--arch", "sm_90a", "--instruction", K8, "--bundle", str(path)])
     assert result.exit_code == 0
     assert "1 HOLDS" in result.stdout
+    assert "took: probes " in result.stdout
     load(path)
     assert os.listdir(path.parent) == ["bundle.json"]
 

@@ -180,7 +180,9 @@ def test_a_merged_bundle_changes_every_word(tmp_path: Path) -> None:
 
     box = CudaBox(ExecutorDriver((12, 0), "NVIDIA GeForce RTX 5090"))
     left_out = [("parity", "not wanted"), ("benchmarks", "not wanted")]
-    document = bundle_of(box, probe(box, chosen([MX, F8F6F4, NVF4], box.target)), left_out=left_out)
+    document = bundle_of(
+        box, probe(box, chosen([MX, F8F6F4, NVF4], box.target)), left_out=left_out, seconds={"probes": 1.0}
+    )
     (tmp_path / "bundle.json").write_text(json.dumps(document))
     python(tmp_path, "-m", "refmoe", "probe", "--merge", "bundle.json")
     python(tmp_path, "tools/readme.py")
