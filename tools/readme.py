@@ -23,6 +23,7 @@ from typing import Any
 from refmoe.bench.page import GPU_TARGETS, target_ratio
 from refmoe.catalog import parse_case
 from refmoe.evidence import read_evidence, weakest
+from refmoe.families.deepseek_gemm.family import ASSUMPTIONS
 from refmoe.files import write_atomic
 from refmoe.probe.sentences import (
     SM12X,
@@ -38,7 +39,7 @@ from refmoe.reference.mma import MODELS
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 # Pages that say in words what the products of SM12x rest on.
-_WORDS = ("guides/reports.md", "families/gemm.md", "families/nvfp4_gemm.md")
+_WORDS = ("guides/reports.md", "families/gemm.md", "families/nvfp4_gemm.md", "families/deepseek_gemm.md")
 _SHOWN = ("guides/evidence.md", "guides/probe.md", "guides/convert.md", "families/dp4a.md", *_WORDS)
 PAGES = (ROOT / "README.md", *(DOCS / page for page in _SHOWN))
 REPORTS = ROOT / "reports"
@@ -406,6 +407,12 @@ def _ran() -> str:
     return ran_sentence(read_evidence(), [_load("gpu.json")["environment"]["gpu"]] if native else [])
 
 
+def _deepseek() -> str:
+    """What the models of the DeepSeek GEMM rest on."""
+    words = ", ".join(f"`{name}` is **{each.evidence}**" for name, each in ASSUMPTIONS.items())
+    return f"What they rest on: {words} ([the words](../guides/probe.md))."
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "mismatch": _mismatch,
     "proven": _proven,
@@ -424,6 +431,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "ran": _ran,
     "answered": lambda: answered_sentence(read_evidence()),
     "mxfp8": lambda: mxfp8_sentence(read_evidence()),
+    "deepseek": _deepseek,
     "nvfp4": lambda: nvfp4_sentence(read_evidence()),
 }
 

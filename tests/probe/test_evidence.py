@@ -205,6 +205,7 @@ def test_a_merged_bundle_changes_every_word(tmp_path: Path) -> None:
             assert each in text, page
         assert text != old, page
     # Of E4M3 x E4M3 the chip was not asked.
+    assert "`sm120` is **published**, `sm90" in (tmp_path / "docs/families/deepseek_gemm.md").read_text()
     assert (
         "model sm120: published, sm90_mma_fp8: hardware-checked" in (tmp_path / "docs/guides/evidence.md").read_text()
     )
