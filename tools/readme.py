@@ -1,4 +1,4 @@
-"""Make the figures of README.md and of four pages of docs/ from what is committed, so that nobody types one.
+"""Make the figures of README.md and of pages of docs/ from what is committed, so that nobody types one.
 
 They come from the reports, and from the chips that answered `refmoe probe`.
 
@@ -22,16 +22,32 @@ from typing import Any
 
 from refmoe.bench.page import GPU_TARGETS, target_ratio
 from refmoe.catalog import parse_case
+from refmoe.evidence import read_evidence, weakest
+from refmoe.families.deepseek_gemm.family import ASSUMPTIONS
 from refmoe.files import write_atomic
-from refmoe.probe.merge import chips_sentence, read_evidence, table
+from refmoe.probe.sentences import (
+    SM12X,
+    answered_sentence,
+    chips_sentence,
+    mxfp8_sentence,
+    nvfp4_sentence,
+    ran_sentence,
+    table,
+)
+from refmoe.reference.mma import MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-_SHOWN = ("guides/evidence.md", "guides/probe.md", "guides/convert.md", "families/dp4a.md")
+# Pages that say in words what the products of SM12x rest on.
+_WORDS = ("guides/reports.md", "families/gemm.md", "families/nvfp4_gemm.md", "families/deepseek_gemm.md")
+_SHOWN = ("guides/evidence.md", "guides/probe.md", "guides/convert.md", "families/dp4a.md", *_WORDS)
 PAGES = (ROOT / "README.md", *(DOCS / page for page in _SHOWN))
 REPORTS = ROOT / "reports"
 SHOWN_MUTANT = "20-flush-to-zero"
 WRONG_CALLS = "wrong calls refused"
+# The operands of the kernels' tensor-core products: with NVFP4 on both sides there are no others.
+_KERNEL_FORMATS = (("e2m1", "e4m3"), ("e4m3", "e4m3"))
+_NVFP4_FORMATS = (("e2m1", "e2m1"),)
 
 
 def main() -> int:
@@ -117,10 +133,22 @@ def _evidence() -> str:
         )
         cases = [case for case in both if case["family"] == family]
         refused = sum(_verdict(case) == WRONG_CALLS for case in cases)
-        models = sorted({f"{c['model']}: {c['model_evidence']}" for c in cases if c.get("model")})
+        models = sorted({f"{c['model']}: {_word_now(c)}" for c in cases if c.get("model")})
         rests = f"bit-exact; tensor cores by the model {', '.join(models)}" if models else "bit-exact"
         rows.append(f"| {family} | " + " | ".join(f"{count:,}" for count in (*compared, refused)) + f" | {rests} |")
     return "\n".join(rows)
+
+
+def _word_now(case: dict[str, Any]) -> str:
+    """What a case's model rests on today: a chip may have answered since the report was made.
+
+    A report holds no formats, so those of the kernels tell by which word a pair was called: the words of pairs that
+    cannot be told apart are the weakest of theirs.
+    """
+    model = MODELS[case["model"]]
+    known = _NVFP4_FORMATS if model.group else _KERNEL_FORMATS
+    pairs = [model.pairs[formats] for formats in known if formats in model.pairs]
+    return weakest([pair.evidence for pair in pairs if case["model_evidence"] in pair.words]).value
 
 
 def _verdict(case: dict[str, Any]) -> str:
@@ -373,6 +401,18 @@ def _chips() -> str:
     return chips_sentence(read_evidence())
 
 
+def _ran() -> str:
+    cases = _load("gpu.json")["cases"]
+    native = any(case["arch"] in SM12X and case["verdict"] == "PASS" and case["device"] == "cuda" for case in cases)
+    return ran_sentence(read_evidence(), [_load("gpu.json")["environment"]["gpu"]] if native else [])
+
+
+def _deepseek() -> str:
+    """What the models of the DeepSeek GEMM rest on."""
+    words = ", ".join(f"`{name}` is **{each.evidence}**" for name, each in ASSUMPTIONS.items())
+    return f"What they rest on: {words} ([the words](../guides/probe.md))."
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "mismatch": _mismatch,
     "proven": _proven,
@@ -388,6 +428,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "drift": _drift,
     "probed": _probed,
     "chips": _chips,
+    "ran": _ran,
+    "answered": lambda: answered_sentence(read_evidence()),
+    "mxfp8": lambda: mxfp8_sentence(read_evidence()),
+    "deepseek": _deepseek,
+    "nvfp4": lambda: nvfp4_sentence(read_evidence()),
 }
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -14,7 +15,7 @@ _BundleOption = Annotated[
     Path | None, file_option("Write all questions and answers to FILE, which you can send to refmoe.")
 ]
 _MergeOption = Annotated[
-    Path | None, file_option("Check the bundle FILE, and add its chip's answers to refmoe/probe/evidence.json.")
+    Path | None, file_option("Check the bundle FILE, and add its chip's answers to refmoe/evidence.json.")
 ]
 
 
@@ -49,8 +50,8 @@ def probe(
     wrong usage, 3 if there is no GPU to ask.
     """
     if table:
-        from refmoe.probe.merge import read_evidence
-        from refmoe.probe.merge import table as tables
+        from refmoe.evidence import read_evidence
+        from refmoe.probe.sentences import table as tables
 
         typer.echo(tables(read_evidence()), nl=False)
         raise typer.Exit
@@ -85,8 +86,11 @@ def _ask(
         typer.echo("\n".join(each.name for each in instructions))
         raise typer.Exit
     records: list[dict[str, Any]] = []
+    seconds: dict[str, float] = {}
+    start = time.monotonic()
     if "probes" in parts:
         records = bundles.probe(box, instructions, lambda items: tracked(items, "instructions"))
+        seconds["probes"] = time.monotonic() - start
     made: dict[str, dict[str, Any] | None] = {"parity": None, "benchmarks": None}
     left_out = [] if "probes" in parts else [("probes", "not wanted")]
     on = ["--device", device] + (["--arch", box.target] if device == "ptx" else [])
@@ -96,10 +100,13 @@ def _ask(
     ):
         reason = "not wanted"
         if part in parts:
+            start = time.monotonic()
             made[part], reason = bundles.made_by_command(arguments)
         if made[part] is None:
             left_out.append((part, reason))
-    document = bundles.bundle_of(box, records, left_out=left_out, **made)
+        else:
+            seconds[part] = time.monotonic() - start
+    document = bundles.bundle_of(box, records, left_out=left_out, seconds=seconds, **made)
     if bundle is not None:
         with writing("--bundle", bundle):
             write_atomic(bundle, json.dumps(document, separators=(",", ":")) + "\n")
@@ -130,8 +137,9 @@ def _box(device: str, arch: str | None) -> Any:
 
 def _merge(path: Path, check: bool, as_json: bool) -> NoReturn:
     """Check a bundle and merge it; exit status 2 with a sentence where it is refused."""
+    from refmoe.evidence import read_evidence
     from refmoe.probe.bundle import summary
-    from refmoe.probe.merge import BadBundle, check_bundle, raised, read_evidence, write_evidence
+    from refmoe.probe.merge import BadBundle, check_bundle, raised, write_evidence
     from refmoe.reports.checks import ReportError
     from refmoe.reports.probe import read_bundle, verdict
 
@@ -149,6 +157,8 @@ def _merge(path: Path, check: bool, as_json: bool) -> NoReturn:
         typer.echo(summary(document), nl=False)
         for doubt in checked.doubts:
             typer.echo(f"DOUBT {doubt}")
+        for finding in checked.findings:
+            typer.echo(f"PARITY {finding}")
 
     good = all(verdict(record) != "DIFFERS" for record in document["instructions"])
     finish(document, show, as_json=as_json, good=good)

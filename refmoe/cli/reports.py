@@ -56,11 +56,14 @@ def gate(
     report is true.
     """
     from refmoe import catalog
+    from refmoe.evidence import read_evidence
+    from refmoe.probe.committed import bundle_refusals, evidence_refusals
     from refmoe.recomputed import recompute
     from refmoe.reports import baseline as baselines
     from refmoe.reports.checks import GateRefusal, table_text
     from refmoe.reports.gate import BASELINE, check_reports
     from refmoe.reports.parity import read_report, schema_text
+    from refmoe.reports.probe import BUNDLE
     from refmoe.reports.reading import shown
 
     if schema or checks:
@@ -81,8 +84,9 @@ def gate(
         usage(f"--baseline: found no file {baseline}; needed one made by `refmoe gate --write-baseline`")
     present = used if os.path.lexists(used) and not write_baseline and not no_baseline else None
     renewed = used if write_baseline else None
-    outcome = check_reports(given, present, catalog, renewed=renewed, recomputed=recompute(quick=quick))
-    found = list(outcome.found)
+    anew = {**recompute(quick=quick), BUNDLE.name: lambda bundle: bundle_refusals(bundle, read_evidence())}
+    outcome = check_reports(given, present, catalog, renewed=renewed, recomputed=anew)
+    found = [*outcome.found, *evidence_refusals(quick=quick)]
     if present is None and not no_baseline and not write_baseline:
         text = (
             f"no baseline: found no {shown(used)}, so nobody would see that a case is gone; name one with --baseline, "

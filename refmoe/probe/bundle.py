@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -120,9 +120,19 @@ def bundle_of(
     parity: dict[str, Any] | None = None,
     benchmarks: dict[str, Any] | None = None,
     left_out: Sequence[tuple[str, str]] = (),
+    seconds: Mapping[str, float],
 ) -> dict[str, Any]:
-    """The document of a bundle."""
-    absent = [(each.name, _reason(each, box.target)) for each in INSTRUCTIONS if box.target not in each.targets]
+    """The document of a bundle.
+
+    Args:
+        box: the chip.
+        records: what it answered.
+        parity: the report of its parity suite.
+        benchmarks: that of its benchmarks.
+        left_out: parts that are not there, each with the reason.
+        seconds: what each part took that is there.
+    """
+    absent = left_out_of(box.target, {record["name"] for record in records})
     document: dict[str, Any] = {
         "kind": "probe",
         "schema_version": VERSION,
@@ -139,11 +149,19 @@ def bundle_of(
             "cuda_bindings": _installed("cuda-bindings"),
         },
         "instructions": records,
-        "left_out": [{"name": n, "reason": r} for n, r in [*left_out, *absent, *NOT_PROBED.items()]],
+        "left_out": [{"name": n, "reason": r} for n, r in [*left_out, *absent.items()]],
+        # To the hundredth, as far as a clock of a run says anything.
+        "seconds": {part: round(seconds[part], 2) if part in seconds else None for part in PARTS},
         "parity": parity,
         "benchmarks": benchmarks,
     }
     return {**document, "digest": digest_of(document)}
+
+
+def left_out_of(target: str, asked: Collection[str]) -> dict[str, str]:
+    """The instructions that were not asked, each with its reason: those of other chips, not wanted, never probed."""
+    absent = {each.name: _reason(each, target) for each in INSTRUCTIONS if each.name not in asked}
+    return {**absent, **NOT_PROBED}
 
 
 def made_by_command(arguments: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
@@ -171,6 +189,8 @@ def summary(document: dict[str, Any]) -> str:
     counts = ", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts))
     vectors = sum(len(each["answers"]) // 8 for record in document["instructions"] for each in record["asked"])
     lines.append(f"{document['gpu']} ({document['arch']}): {counts or 'no instruction'}; {vectors:,} questions")
+    took = [f"{part} {seconds:,.1f} s" for part, seconds in document["seconds"].items() if seconds is not None]
+    lines.append(f"took: {', '.join(took)}")
     if document["device"] == "ptx":
         lines.append(
             "These are answers of the executor, which computes by refmoe's models: they say nothing of a chip."
@@ -188,6 +208,8 @@ def _conclusion(record: dict[str, Any]) -> str:
 
 
 def _reason(instruction: Instruction, target: str) -> str:
+    if target in instruction.targets:
+        return "not wanted"
     return f"{target} does not have it: it needs {' or '.join(instruction.targets)}"
 
 

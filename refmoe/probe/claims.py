@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from refmoe.chips import TARGETS
+from refmoe.evidence import Evidence, instruction_word
 from refmoe.probe.instructions import CODECS, Instruction
 from refmoe.probe.vectors import Batch, Vector
-from refmoe.reference.mma import MODELS, AccumulationModel, Evidence, tensor_core_mma
+from refmoe.reference.mma import MODELS, AccumulationModel, tensor_core_mma
 from refmoe.reference.mma.half import HALF_MODELS
 
 _HALF_NAN = 0x7FFF
@@ -23,14 +25,23 @@ def model_of(instruction: Instruction, target: str) -> AccumulationModel | None:
     return next(model for model in HALF_MODELS.values() if model.name == name)
 
 
-def word_of(instruction: Instruction, target: str) -> str | None:
-    """What the model rests on without any bundle; None where there is no model."""
+def word_of(instruction: Instruction, target: str, evidence: Mapping[str, Any] | None = None) -> str | None:
+    """What the model of an instruction rests on; None where there is no model.
+
+    It is "contradicted" where a chip of the target does not give every answer of the model. A chip of the same target
+    that gave every answer of the model makes it hardware-checked.
+
+    Args:
+        instruction: the instruction.
+        target: the PTX target.
+        evidence: the chips that answered; those of `refmoe/evidence.json` if left out.
+    """
     model = model_of(instruction, target)
     if model is None:
         return None
     own = TARGETS[target].sums[instruction.kind].own
-    word = model.pair(instruction.a, instruction.b).evidence if own else Evidence.EXTRAPOLATED
-    return word.value
+    assumed = model.pair(instruction.a, instruction.b).assumed if own else Evidence.EXTRAPOLATED
+    return instruction_word(instruction.name, target, model.name, assumed, evidence).value
 
 
 def model_answers(instruction: Instruction, target: str, vectors: Sequence[Vector]) -> list[int]:

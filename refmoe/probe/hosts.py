@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from refmoe import ptx
 from refmoe.chips import TARGETS
 from refmoe.errors import RefmoeError
 from refmoe.probe.instructions import Instruction
 from refmoe.probe.kernels import ENTRY, MOST_TILES, QUESTIONS, answers, arguments, ptx_text, threads
 from refmoe.probe.vectors import Batch, Vector
+
+if TYPE_CHECKING:
+    from refmoe import ptx
 
 _NEEDED = "the cuda device needs cuda-python's core: pip install 'refmoe[probe]'"
 
@@ -50,6 +52,8 @@ class ExecutorBox:
 
     def run(self, instruction: Instruction, arrays: list[Any], tiles: int) -> Any:
         """The last of the arrays after a launch of `tiles` blocks."""
+        from refmoe import ptx  # a GPU is asked without the executor and its compiler
+
         if instruction.name not in self._modules:
             text = ptx_text(instruction, self.target)
             self._modules[instruction.name] = ptx.Module.parse(text, name=f"{instruction.name}")

@@ -1,7 +1,8 @@
 """Check a bundle that somebody sent, and let its chip speak for the words of evidence.
 
 Nothing that a bundle claims is taken over: every parameter is inferred again from its raw answers, and every answer is
-held against refmoe's model again. The words are kept in one file, `evidence.json`, from which tables are made.
+held against refmoe's model again. Chips that answered are kept in one file, `refmoe/evidence.json`, from which all
+words follow: see `refmoe.evidence`.
 """
 
 from __future__ import annotations
@@ -16,18 +17,16 @@ from typing import Any
 
 from refmoe.chips import TARGETS
 from refmoe.errors import RefmoeError
+from refmoe.evidence import PATH
 from refmoe.files import write_atomic
 from refmoe.probe.bundle import held, unstable_text, words_of
-from refmoe.probe.claims import model_of, word_of
 from refmoe.probe.family import Parameters
 from refmoe.probe.infer import Contradiction, infer
-from refmoe.probe.instructions import BY_NAME, INSTRUCTIONS, Instruction
+from refmoe.probe.instructions import BY_NAME, Instruction
+from refmoe.probe.parts import check_parts
 from refmoe.probe.vectors import Batch, Vector
-from refmoe.reference.mma import Evidence
+from refmoe.reports.documents import digest_of
 from refmoe.reports.probe import verdict
-
-EVIDENCE = Path(__file__).parent / "evidence.json"
-"""The one place where chips that answered are kept."""
 
 
 class BadBundle(RefmoeError):
@@ -41,10 +40,12 @@ class Checked:
     Attributes:
         document: the bundle.
         doubts: what is not plausible although nothing contradicts it; it raises no word until somebody has looked.
+        findings: what its parity report says of the kernels, where it is not that all is well; no word depends on it.
     """
 
     document: Mapping[str, Any]
     doubts: tuple[str, ...]
+    findings: tuple[str, ...] = ()
 
 
 def check_bundle(document: Mapping[str, Any]) -> Checked:
@@ -69,7 +70,10 @@ def check_bundle(document: Mapping[str, Any]) -> Checked:
             raise BadBundle(f"{name} was answered by {target}, which does not have it: it needs {needed}")
     for record in document["instructions"]:
         _check_record(BY_NAME[record["name"]], target, record)
-    return Checked(document, tuple(_doubts(document)))
+    wrong, findings = check_parts(document)
+    if wrong:
+        raise BadBundle(wrong[0])
+    return Checked(document, tuple(_doubts(document)), tuple(findings))
 
 
 def _check_record(instruction: Instruction, target: str, record: Mapping[str, Any]) -> None:
@@ -190,6 +194,15 @@ def raised(evidence: Mapping[str, Any], checked: Checked) -> dict[str, Any]:
     chips = list(evidence["chips"])
     if any(chip["digest"] == document["digest"] for chip in chips):
         raise BadBundle("it was merged before")
+    found = chip_of(checked)
+    for chip in chips:
+        check_same(chip, found)
+    return {**evidence, "chips": [*chips, found]}
+
+
+def chip_of(checked: Checked) -> dict[str, Any]:
+    """What the evidence keeps of a bundle."""
+    document = checked.document
     rows = {
         record["name"]: {
             "verdict": verdict(record),
@@ -200,84 +213,36 @@ def raised(evidence: Mapping[str, Any], checked: Checked) -> dict[str, Any]:
         for record in document["instructions"]
         if record["status"] != "unanswered"
     }
-    for chip in chips:
-        for name in rows.keys() & chip["instructions"].keys() if chip["gpu"] == document["gpu"] else ():
-            if chip["instructions"][name]["parameters"] != rows[name]["parameters"]:
-                text = f"another bundle of {chip['gpu']}, made {chip['created']}, gives other parameters of {name}"
-                raise BadBundle(f"{text}; the driver was {chip['driver']}, and is {document['environment']['driver']}")
-    chips.append(
-        {
-            "gpu": document["gpu"],
-            "arch": document["arch"],
-            "driver": document["environment"]["driver"],
-            "created": document["created"],
-            "digest": document["digest"],
-            "instructions": rows,
-        }
-    )
-    return {**evidence, "chips": chips}
-
-
-def read_evidence(path: Path = EVIDENCE) -> dict[str, Any]:
-    """The chips that answered."""
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
-
-
-def write_evidence(evidence: Mapping[str, Any], path: Path = EVIDENCE) -> None:
-    """Replace the file in one step."""
-    write_atomic(path, json.dumps(evidence, indent=1, sort_keys=True) + "\n")
-
-
-def word(instruction: Instruction, target: str, evidence: Mapping[str, Any]) -> str | None:
-    """What refmoe's model of an instruction rests on; None where there is no model.
-
-    It is "contradicted" where a chip of the target does not give every answer of the model. A chip
-    of the same target that gave every answer of the model makes it hardware-checked.
-    """
-    if model_of(instruction, target) is None:
-        return None
-    verdicts = {
-        chip["instructions"][instruction.name]["verdict"]
-        for chip in evidence["chips"]
-        if chip["arch"] == target and instruction.name in chip["instructions"]
+    return {
+        "gpu": document["gpu"],
+        "arch": document["arch"],
+        "driver": document["environment"]["driver"],
+        "created": document["created"],
+        "digest": document["digest"],
+        "instructions": rows,
     }
-    if "DIFFERS" in verdicts:
-        return "contradicted"
-    return Evidence.HARDWARE.value if "HOLDS" in verdicts else word_of(instruction, target)
 
 
-def chips_sentence(evidence: Mapping[str, Any]) -> str:
-    """How many chips have answered, and which, in a sentence of README.md."""
-    chips = evidence["chips"]
-    if not chips:
-        return "No chip has answered `refmoe probe` yet."
-    names = ", ".join(sorted({chip["gpu"] for chip in chips}))
-    rows = [row["verdict"] for chip in chips for row in chip["instructions"].values()]
-    have = "chip has" if len(chips) == 1 else "chips have"
-    holds, differs = rows.count("HOLDS"), rows.count("DIFFERS")
-    each = "" if len(chips) == 1 else ", each chip's counted for itself,"
-    return (
-        f"{len(chips)} {have} answered `refmoe probe` ({names}): of {len(rows)} instructions{each} refmoe's model "
-        f"holds for {holds}, and differs for {differs}."
-    )
+def check_same(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """What a chip answered has to be what another of its architecture answered before.
+
+    Raises:
+        BadBundle: it is not; both are named.
+    """
+    if old["arch"] != new["arch"]:
+        return
+    for name in sorted(old["instructions"].keys() & new["instructions"].keys()):
+        one, other = old["instructions"][name], new["instructions"][name]
+        if one["parameters"] == other["parameters"] and one["verdict"] == other["verdict"]:
+            continue
+        if old["gpu"] == new["gpu"]:
+            text = f"another bundle of {old['gpu']}, made {old['created']}, gives other parameters of {name}"
+        else:
+            text = f"{old['gpu']} and {new['gpu']} are both {old['arch']}, and contradict each other on {name}"
+        raise BadBundle(f"{text}; the driver was {old['driver']}, and is {new['driver']}")
 
 
-def table(evidence: Mapping[str, Any]) -> str:
-    """The tables of docs/guides/probe.md in Markdown: what each chip answered, and the word for each instruction."""
-    lines = ["| chip | driver | instructions | the model holds | it does not |", "| --- | --- | ---: | ---: | ---: |"]
-    for chip in evidence["chips"]:
-        verdicts = [row["verdict"] for row in chip["instructions"].values()]
-        holds, differs = verdicts.count("HOLDS"), verdicts.count("DIFFERS")
-        lines.append(f"| {chip['gpu']} ({chip['arch']}) | {chip['driver']} | {len(verdicts)} | {holds} | {differs} |")
-    if not evidence["chips"]:
-        lines.append("| none yet | | | | |")
-    short = [target.rstrip("a").replace("sm_", "SM") for target in TARGETS]
-    lines += ["", f"| instruction | {' | '.join(short)} |", f"| --- |{' --- |' * len(short)}"]
-    for instruction in INSTRUCTIONS:
-        cells = []
-        for target in TARGETS:
-            there = target in instruction.targets
-            cells.append((word(instruction, target, evidence) or "no model") if there else "")
-        lines.append(f"| `{instruction.name}` | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def write_evidence(evidence: Mapping[str, Any], path: Path = PATH) -> None:
+    """Replace the file in one step; it gets the digest of its content."""
+    document = {**evidence, "digest": digest_of(evidence)}
+    write_atomic(path, json.dumps(document, indent=1, sort_keys=True) + "\n")

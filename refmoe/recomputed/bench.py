@@ -156,7 +156,7 @@ def _form(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield from partings(document[key], value, key)
     if "model" in document and "evidence" in document:
         known = MODELS.get(document["model"])
-        words = {pair.evidence.value for pair in known.pairs.values()} if known else set()
+        words = known.words if known else frozenset()
         if document["evidence"] not in words:
             yield "evidence", f"is {document['evidence']!r} of the model {document['model']!r}, which does not have it"
     if "arch" in document and document["arch"] not in {chip.arch for chip in CHIPS.values()}:

@@ -132,6 +132,8 @@ CHECKS: Mapping[str, str] = MappingProxyType(
         "invariant.counts": "totals that are not the sums of the paths, or a proof over fewer cases than the level has",
         "invariant.verdict": "a path that depends on its batch and is said not to, or the other way round",
         "invariant.difference": "a difference without its two calls, or one where there is none",
+        "evidence.rows": "a chip of refmoe/evidence.json whose instruction, model or parameters do not fit its verdict",
+        "evidence.bundle": "a bundle whose answers give others than it claims, or than refmoe/evidence.json has of it",
         "mutation.recomputed": "mutants that there are not or that the seed does not draw, or reasons of nobody's",
         "exhaustive.recomputed": "rows that its command does not make, or counts that are not those of a sweep",
     }

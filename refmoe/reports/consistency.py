@@ -450,7 +450,7 @@ def _model(record: Record, report: Report) -> Iterator[str]:
     if of.model not in MODELS:
         yield f"the model {of.model!r}, which there is not"
         return
-    known = {pair.evidence.value for pair in MODELS[of.model].pairs.values()}
+    known = MODELS[of.model].words
     if of.model_evidence is not None and of.model_evidence not in known:
         needed = " or ".join(sorted(known))
         yield f"the model {of.model} is said to be {of.model_evidence}, and it is {needed}"

@@ -206,14 +206,19 @@ def environment_refusals(environment: Any) -> Iterator[GateRefusal]:
     except ValidationError as error:
         yield GateRefusal("document.schema", f"no valid environment: {first_error(error)}")
         return
-    if version_numbers(found.refmoe) > version_numbers(__version__):
-        text = f"made by refmoe {found.refmoe}, and this one, which is to read it, is {__version__}"
-        yield GateRefusal("document.version", text)
+    yield from refmoe_refusals(found.refmoe)
     if found.gpu is None and found.driver is not None:
         yield GateRefusal("document.chip", f"its environment names the driver {found.driver}, and no GPU")
     yield from (
         GateRefusal("document.environment", f"its environment names {said}") for said in impossible(environment)
     )
+
+
+def refmoe_refusals(version: str) -> Iterator[GateRefusal]:
+    """What is wrong with the refmoe that a document was made by: it has not come yet."""
+    if version_numbers(version) > version_numbers(__version__):
+        text = f"made by refmoe {version}, and this one, which is to read it, is {__version__}"
+        yield GateRefusal("document.version", text)
 
 
 def gpu_refusals(gpu: object, arch: object) -> Iterator[GateRefusal]:

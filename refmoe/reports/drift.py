@@ -156,7 +156,7 @@ def _rests(path: Mapping[str, Any]) -> Iterator[str]:
     model, evidence = path["model"], path["evidence"]
     if (model, evidence) == _EXACT:
         return
-    known = {pair.evidence.value for pair in MODELS[model].pairs.values()} if model in MODELS else set()
+    known = MODELS[model].words if model in MODELS else frozenset()
     if evidence not in known:
         needed = " or ".join(sorted(known)) or "a model that there is"
         yield f"rests on the model {model}, {evidence}; needed {needed}"

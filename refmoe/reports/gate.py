@@ -26,6 +26,7 @@ from refmoe.reports.judge import refusals_of
 from refmoe.reports.litmus import LITMUS
 from refmoe.reports.mutation import MUTATION
 from refmoe.reports.parity import CaseRecord, Report, check_report
+from refmoe.reports.probe import BUNDLE
 from refmoe.reports.reading import find_documents, read_document, shown
 from refmoe.reports.stress import STRESS, against_parity
 from refmoe.verify.verdict import Verdict
@@ -35,7 +36,8 @@ BASELINE = "baseline.json"
 
 #: The kinds of documents that may lie beside parity reports. Another kind is refused.
 KINDS = {
-    kind.name: kind for kind in (STRESS, CONFORMANCE, LITMUS, BENCH, DRIFT, CONVERT, MUTATION, INVARIANT, EXHAUSTIVE)
+    kind.name: kind
+    for kind in (STRESS, CONFORMANCE, LITMUS, BENCH, DRIFT, CONVERT, MUTATION, INVARIANT, EXHAUSTIVE, BUNDLE)
 }
 
 #: Checks that refuse a document whose insides cannot be relied on to be there.

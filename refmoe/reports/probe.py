@@ -1,21 +1,25 @@
 """A bundle of `refmoe probe`: what a chip's tensor cores answered, and what follows; `refmoe.probe` makes it.
 
-It is no evidence by itself and no report of the gate: `refmoe probe --merge` infers every parameter again before it
+It is no evidence by itself: `refmoe probe --merge` infers every parameter again before it
 takes a word from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from refmoe.reports.checks import ReportError
+from refmoe.reports.checks import GateRefusal, ReportError
 from refmoe.reports.documents import (
     Count,
+    Kind,
     Model,
+    PresentHash,
+    Seconds,
     Sha256,
     first_error,
     gpu_refusals,
@@ -23,9 +27,10 @@ from refmoe.reports.documents import (
     time_refusals,
     version_text,
 )
+from refmoe.reports.environment import Driver, Version, Word
 from refmoe.reports.reading import read_bytes, read_document, shown
 
-VERSION = "1"
+VERSION = "2"
 """The schema version that is written and read."""
 MAX_BUNDLE_BYTES = 1 << 24
 """Larger files are refused unread: the largest bundle has a sixteenth of it."""
@@ -77,12 +82,12 @@ class InstructionRecord(Model):
 class ProbeEnvironment(Model):
     """Versions and machine."""
 
-    refmoe: str
-    python: str
-    numpy: str
-    platform: str
-    driver: str | None
-    cuda_bindings: str | None
+    refmoe: Version
+    python: Version
+    numpy: Version
+    platform: Word
+    driver: Driver | None
+    cuda_bindings: Version | None
 
 
 class LeftOut(Model):
@@ -90,6 +95,14 @@ class LeftOut(Model):
 
     name: str
     reason: str
+
+
+class PartSeconds(Model):
+    """What each part of a bundle took, by the clock; null for a part that is not there."""
+
+    probes: Seconds | None
+    parity: Seconds | None
+    benchmarks: Seconds | None
 
 
 class BundleDocument(Model):
@@ -104,6 +117,7 @@ class BundleDocument(Model):
     environment: ProbeEnvironment
     instructions: list[InstructionRecord]
     left_out: list[LeftOut]
+    seconds: PartSeconds
     parity: dict[str, Any] | None
     benchmarks: dict[str, Any] | None
     digest: Sha256
@@ -127,23 +141,42 @@ def read_bundle(path: Path) -> dict[str, Any]:
     read_bytes(path, MAX_BUNDLE_BYTES)  # too large, a pipe, a folder: refused before it is read as JSON
     document = read_document(path)
     name = shown(path)
-    if document.get("kind") != "probe":
-        raise ReportError(
-            f"{name}: is no bundle of `refmoe probe`: its kind is {document.get('kind')!r}", "document.kind"
-        )
-    if document.get("schema_version") != VERSION:
-        text = version_text(document.get("schema_version"), VERSION, "bundle")
-        raise ReportError(f"{name}: {text}", "document.version")
-    if not is_intact(document):
-        text = "its content does not have the digest that it states: it was edited or damaged after it was made"
-        raise ReportError(f"{name}: {text}", "document.digest")
-    try:
-        BundleDocument.model_validate(document)
-    except ValidationError as error:
-        raise ReportError(f"{name}: no valid bundle: {first_error(error)}", "document.schema") from error
-    refusals = list(time_refusals(document))
-    if document["device"] == "cuda":
-        refusals += gpu_refusals(document["gpu"], document["arch"])
-    for refusal in refusals:
+    for refusal in form_refusals(document):
         raise ReportError(f"{name}: {refusal.text}", refusal.check)
     return document
+
+
+def form_refusals(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
+    """What is wrong with the kind, version, digest, keys, time and chip of a document that may hold anything."""
+    if document.get("kind") != "probe":
+        text = f"is no bundle of `refmoe probe`: its kind is {document.get('kind')!r}"
+        yield GateRefusal("document.kind", text)
+    elif document.get("schema_version") != VERSION:
+        yield GateRefusal("document.version", version_text(document.get("schema_version"), VERSION, "bundle"))
+    elif not is_intact(document):
+        text = "its content does not have the digest that it states: it was edited or damaged after it was made"
+        yield GateRefusal("document.digest", text)
+    else:
+        try:
+            BundleDocument.model_validate(document)
+        except ValidationError as error:
+            yield GateRefusal("document.schema", f"no valid bundle: {first_error(error)}")
+            return
+        took = sum(seconds or 0 for seconds in document["seconds"].values())
+        yield from time_refusals({"created": document["created"], "seconds": took})
+        if document["device"] == "cuda":
+            yield from gpu_refusals(document["gpu"], document["arch"])
+
+
+@dataclass(frozen=True)
+class _BundleKind(Kind):
+    """A bundle has an environment of its own kind, without torch and nvcc."""
+
+    def _refusals(self, document: Mapping[str, Any], present: PresentHash) -> list[GateRefusal]:
+        return list(form_refusals(document))
+
+
+BUNDLE = _BundleKind(
+    "probe", again="run `refmoe probe --bundle` again", judge=lambda document, present: (), evidence=False
+)
+"""Bundles beside reports: the gate reads their form here; `refmoe.probe.committed` infers their answers again."""

@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.damages.sound import copied, gpu
 from support.probe.executor_driver import ExecutorDriver
 from support.selection.thinned import thinned
 from typer.testing import CliRunner
 
 from refmoe.cli import app
 from refmoe.errors import ArgumentError
-from refmoe.probe import merge
+from refmoe.evidence import read_evidence
 from refmoe.probe.bundle import bundle_of, chosen, probe, summary
+from refmoe.probe.claims import word_of
 from refmoe.probe.hosts import CudaBox, ExecutorBox
 from refmoe.probe.instructions import BY_NAME
-from refmoe.probe.merge import BadBundle, check_bundle, chips_sentence, raised, read_evidence, table, word
+from refmoe.probe.merge import BadBundle, check_bundle, raised, write_evidence
+from refmoe.probe.sentences import chips_sentence, table
 from refmoe.reports.documents import digest_of
 from refmoe.reports.html import page_text, read_source
 from refmoe.reports.probe import MAX_BUNDLE_BYTES, read_bundle, verdict
@@ -31,6 +34,8 @@ K8 = "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32"
 HALF = "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16"
 K4 = "mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32"
 WGMMA = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16"
+ALONE = [("parity", "not wanted"), ("benchmarks", "not wanted")]
+ROOT = Path(__file__).parents[2]
 EMPTY = {"schema_version": "1", "chips": []}
 
 Document = dict[str, Any]
@@ -40,7 +45,23 @@ Document = dict[str, Any]
 def made() -> Document:
     """A bundle of three instructions through the driver's path."""
     box = CudaBox(ExecutorDriver((9, 0), "NVIDIA H200"))
-    return json.loads(json.dumps(bundle_of(box, probe(box, chosen([K8, HALF, K4], "sm_90a")))))
+    records = probe(box, chosen([K8, HALF, K4], "sm_90a"))
+    return json.loads(json.dumps(bundle_of(box, records, left_out=ALONE, seconds={"probes": 1.0})))
+
+
+@cache
+def whole() -> Document:
+    """The same with a parity report and benchmarks, as an H200 made them."""
+    benchmarks = json.loads((ROOT / "reports" / "bench" / "gpu.json").read_text())
+    report, machine = copied(gpu()), benchmarks["environment"]
+    report["environment"] = dict(machine)
+    for case in report["cases"]:
+        case["compiler"] = machine["nvcc"]
+    document = {**copied(made()), "parity": sealed(report), "benchmarks": benchmarks}
+    document["seconds"] = {"probes": 1.0, "parity": report["seconds"] + 1.0, "benchmarks": 2.5}
+    document["environment"] |= {name: machine[name] for name in ("refmoe", "python", "numpy", "platform", "driver")}
+    document["left_out"] = [each for each in document["left_out"] if each["name"] not in ("parity", "benchmarks")]
+    return document
 
 
 def sealed(document: Document) -> Document:
@@ -67,9 +88,9 @@ def test_a_bundle_holds_and_is_merged(tmp_path: Path) -> None:
     assert chip["gpu"] == "NVIDIA H200"
     assert chip["instructions"].keys() == {K8, HALF, K4}
     # What was extrapolated is hardware-checked on that chip, and nowhere else.
-    assert word(BY_NAME[K4], "sm_90a", EMPTY) == "extrapolated"
-    assert word(BY_NAME[K4], "sm_90a", evidence) == "hardware-checked"
-    assert word(BY_NAME[K4], "sm_80", evidence) == "extrapolated"
+    assert word_of(BY_NAME[K4], "sm_90a", EMPTY) == "extrapolated"
+    assert word_of(BY_NAME[K4], "sm_90a", evidence) == "hardware-checked"
+    assert word_of(BY_NAME[K4], "sm_80", evidence) == "extrapolated"
     assert "| NVIDIA H200 (sm_90a) | CUDA 13.0 | 3 | 3 | 0 |" in table(evidence)
     with pytest.raises(BadBundle, match="it was merged before"):
         raised(evidence, checked)
@@ -80,6 +101,8 @@ def test_a_page_shows_what_each_instruction_answered(tmp_path: Path) -> None:
     path.write_text(json.dumps(made()))
     text = page_text([read_source(path)])
     assert "NVIDIA H200 (sm_90a): 3 HOLDS" in text
+    assert "seconds of probes" in text
+    assert "seconds of parity" not in text
     for each in made()["instructions"]:
         assert f"<code>{each['name']}</code>" in text
         assert f'<td class="number">{sum(len(asked["answers"]) // 8 for asked in each["asked"]):,}</td>' in text
@@ -115,7 +138,9 @@ def test_what_is_left_out_has_a_reason() -> None:
 
 def wrong_chip(spoiled: Callable[[int, Any], None], names: list[str]) -> Document:
     box = CudaBox(ExecutorDriver((9, 0), "NVIDIA H200", spoiled))
-    return json.loads(json.dumps(bundle_of(box, probe(box, chosen(names, box.target)))))
+    return json.loads(
+        json.dumps(bundle_of(box, probe(box, chosen(names, box.target)), left_out=ALONE, seconds={"probes": 1.0}))
+    )
 
 
 def test_a_chip_that_computes_otherwise_is_contradicted_and_stays_so() -> None:
@@ -126,7 +151,7 @@ def test_a_chip_that_computes_otherwise_is_contradicted_and_stays_so() -> None:
     assert verdict(record(document)) == "DIFFERS"
     checked = check_bundle(document)
     evidence = raised(EMPTY, checked)
-    assert word(BY_NAME[K8], "sm_90a", evidence) == "contradicted"
+    assert word_of(BY_NAME[K8], "sm_90a", evidence) == "contradicted"
     assert "DIFFERS" in summary(document)
 
 
@@ -144,7 +169,11 @@ def test_a_chip_that_answers_otherwise_the_second_time_is_unstable_and_holds_not
 
 def test_a_bundle_of_the_executor_is_sound_and_raises_nothing() -> None:
     box = ExecutorBox("sm_120a")
-    checked = check_bundle(json.loads(json.dumps(bundle_of(box, probe(box, chosen([K8], box.target))))))
+    checked = check_bundle(
+        json.loads(
+            json.dumps(bundle_of(box, probe(box, chosen([K8], box.target)), left_out=ALONE, seconds={"probes": 1.0}))
+        )
+    )
     with pytest.raises(BadBundle, match="its answers are the executor's"):
         raised(EMPTY, checked)
 
@@ -155,6 +184,35 @@ def test_two_chips_of_one_name_that_differ_are_refused() -> None:
     evidence["chips"][0]["instructions"][K8]["parameters"]["align_bits"] = 24
     with pytest.raises(BadBundle, match=f"another bundle of NVIDIA H200, made .* gives other parameters of {K8}"):
         raised(evidence, check_bundle(made()))
+
+
+def test_two_cards_of_one_architecture_that_contradict_each_other_are_refused_by_name() -> None:
+    evidence = raised(EMPTY, check_bundle(made()))
+    evidence["chips"][0] |= {"digest": "0" * 64, "gpu": "NVIDIA H100 80GB HBM3"}
+    assert len(raised(evidence, check_bundle(made()))["chips"]) == 2
+    evidence["chips"][0]["instructions"][K8]["parameters"]["align_bits"] = 24
+    sentence = f"NVIDIA H100 80GB HBM3 and NVIDIA H200 are both sm_90a, and contradict each other on {K8}"
+    with pytest.raises(BadBundle, match=sentence):
+        raised(evidence, check_bundle(made()))
+    evidence["chips"][0]["arch"] = "sm_80"
+    assert len(raised(evidence, check_bundle(made()))["chips"]) == 2
+
+
+def test_a_bundle_with_a_parity_report_and_benchmarks_is_sound() -> None:
+    checked = check_bundle(sealed(copied(whole())))
+    assert not checked.doubts
+    # Sources of the test's report are made up, which is no fault of the bundle.
+    assert all("changed since" in each for each in checked.findings)
+
+
+def test_bytes_that_differ_on_a_chip_are_told_and_refuse_nothing() -> None:
+    document = copied(whole())
+    case = document["parity"]["cases"][0]
+    case |= {"verdict": "ERROR", "evidence": "none", "compared": 0, "reason": "the kernel did not end", "stage": None}
+    case["differing"] = dict.fromkeys(case["differing"], 0)
+    document["parity"] = sealed({**document["parity"], "summary": {"PASS": 1, "ERROR": 1}})
+    checked = check_bundle(sealed(document))
+    assert any("the kernel did not run to its end" in each for each in checked.findings)
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------
@@ -193,7 +251,7 @@ def shorten(asked: Document) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Document], Any], str]] = {
-    "version": (lambda d: d.update(schema_version="2"), "a bundle of schema version 2; this refmoe reads version 1"),
+    "version": (lambda d: d.update(schema_version="3"), "a bundle of schema version 3; this refmoe reads version 2"),
     "kind": (lambda d: d.update(kind="stress"), "is no bundle of `refmoe probe`: its kind is 'stress'"),
     "key": (lambda d: d.update(more=1), "no valid bundle: more: Extra inputs are not permitted"),
     "type": (lambda d: d.update(instructions={}), "no valid bundle: instructions: Input should be a valid list"),
@@ -251,6 +309,35 @@ DAMAGE: dict[str, tuple[Callable[[Document], Any], str]] = {
         lambda d: widen(record(d, HALF)["asked"][1]),
         "has more than the 16 bits of its accumulator",
     ),
+    "driver of the past": (
+        lambda d: d["environment"].update(driver="CUDA 1.0"),
+        "its environment names driver CUDA 1.0, and refmoe needs cuda 12.0 or newer",
+    ),
+    "no driver": (lambda d: d["environment"].update(driver=None), "and its environment names no driver"),
+    "a driver that is none": (lambda d: d["environment"].update(driver="535.1"), "environment.driver: String should"),
+    "a Python to come": (lambda d: d["environment"].update(python="9.1"), "python 9.1 has not come yet"),
+    "a refmoe to come": (lambda d: d["environment"].update(refmoe="99.0"), "made by refmoe 99.0, and this one"),
+    "no platform": (lambda d: d["environment"].update(platform="abc"), "the platform 'abc', which is no system"),
+    "nothing left out": (lambda d: d.update(left_out=[]), "is not there, and nothing says why"),
+    "left out and there": (
+        lambda d: d["left_out"].append({"name": K8, "reason": "not wanted"}),
+        f"it says that it leaves out {K8}, which it holds or which there is not",
+    ),
+    "left out twice": (lambda d: d["left_out"].append(d["left_out"][0]), "it says 2 times that it leaves out"),
+    "left out for another reason": (
+        lambda d: d["left_out"][-1].update(reason="x"),
+        "because 'x'; needed \"a sparse product is",
+    ),
+    "left out for none": (lambda d: d["left_out"][0].update(reason=" "), "it leaves out parity without a reason"),
+    "no seconds": (lambda d: d["seconds"].update(probes=None), "it holds probes, and says that they took None seconds"),
+    "seconds of no time": (lambda d: d["seconds"].update(probes=0.0), "it holds probes, and says that they took 0.0"),
+    "seconds below zero": (lambda d: d["seconds"].update(probes=-1.0), "seconds.probes: Input should be greater"),
+    "seconds of nothing": (
+        lambda d: d["seconds"].update(parity=3.0),
+        "it says that parity took 3 seconds, and holds none",
+    ),
+    "seconds of an age": (lambda d: d["seconds"].update(probes=1e12), "which began before there was any report"),
+    "a part dropped": (lambda d: d["left_out"].pop(1), "benchmarks is not there, and nothing says why"),
 }  # fmt: skip
 
 
@@ -259,12 +346,72 @@ def test_damage_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
     change, sentence = DAMAGE[name]
     document = copy.deepcopy(made())
     change(document)
+    refused(document, sentence, tmp_path)
+
+
+def refused(document: Document, sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "bundle.json"
     path.write_text(json.dumps(sealed(document)))
     result = CliRunner().invoke(app, ["probe", "--merge", str(path), "--check"])
     assert result.exit_code == 2
     assert sentence in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+def of(part: str, change: Callable[[Document], Any]) -> Callable[[Document], Any]:
+    """A change of a report in the bundle, which is sealed again."""
+
+    def damage(document: Document) -> None:
+        change(document[part])
+        document[part] = sealed(document[part])
+
+    return damage
+
+
+INSIDE: dict[str, tuple[Callable[[Document], Any], str]] = {
+    "parity that is none": (
+        lambda d: d.update(parity={"nonsense": 1}),
+        "its parity report: JSON, but no refmoe report: it has no schema_version or no cases",
+    ),
+    "parity of a digest": (lambda d: d["parity"].update(seconds=1.5), "its parity report: edited after it was made"),
+    "parity of a key": (of("parity", lambda p: p.update(more=1)), "its parity report: no valid report: more: Extra"),
+    "parity of another chip": (
+        of("parity", lambda p: p["cases"][0].update(arch="sm_120a")),
+        "ran on cuda for sm_120a, and the bundle is of cuda, sm_90a",
+    ),
+    "parity of another GPU": (
+        of("parity", lambda p: p["environment"].update(gpu="NVIDIA H100")),
+        "its GPU is NVIDIA H100, and the bundle's NVIDIA H200",
+    ),
+    "parity of a hash": (of("parity", lambda p: p["cases"][0].update(seed=9)), "its parity report: "),
+    "parity of a time": (of("parity", lambda p: p.update(created="2999-01-01T00:00:00+00:00")), "has not come yet"),
+    "parity in no time": (lambda d: d["seconds"].update(parity=0.01), "seconds, and the whole command 0.01"),
+    "benchmarks that are none": (lambda d: d.update(benchmarks={"nonsense": 1}), "needed 'bench' and 'gpu'"),
+    "a time below zero": (
+        of("benchmarks", lambda b: b["rows"][0].update(microseconds=-5.0)),
+        "its benchmarks: gpu, rows, 0, microseconds: found -5.0; needed a time of zero or more",
+    ),
+    "benchmarks of a digest": (
+        lambda d: d["benchmarks"]["rows"][0].update(microseconds=5.0),
+        "its benchmarks: edited after it was made",
+    ),
+    "benchmarks of a driver": (
+        of("benchmarks", lambda b: b["environment"].update(driver="CUDA 12.8")),
+        "its environment names driver CUDA 12.8, and the bundle's CUDA 13.0",
+    ),
+    "benchmarks of another GPU": (
+        of("benchmarks", lambda b: (b.update(gpu="NVIDIA H200 NVL"), b["environment"].update(gpu="NVIDIA H200 NVL"))),
+        "of NVIDIA H200 NVL, sm_90a, and the bundle is of NVIDIA H200, sm_90a",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_damage_of_a_report_inside_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+    change, sentence = INSIDE[name]
+    document = copied(whole())
+    change(document)
+    refused(document, sentence, tmp_path)
 
 
 def spoil_digest(path: Path, text: str) -> None:
@@ -308,8 +455,8 @@ def test_merge_writes_the_evidence_in_one_step(tmp_path: Path, monkeypatch: pyte
     evidence, path = tmp_path / "evidence.json", tmp_path / "bundle.json"
     evidence.write_text(json.dumps(EMPTY))
     path.write_text(json.dumps(made()))
-    monkeypatch.setattr(merge.read_evidence, "__defaults__", (evidence,))
-    monkeypatch.setattr(merge.write_evidence, "__defaults__", (evidence,))
+    monkeypatch.setattr(read_evidence, "__defaults__", (evidence,))
+    monkeypatch.setattr(write_evidence, "__defaults__", (evidence,))
     assert CliRunner().invoke(app, ["probe", "--merge", str(path)]).exit_code == 0
     after = evidence.read_text()
     assert json.loads(after)["chips"][0]["gpu"] == "NVIDIA H200"
@@ -319,11 +466,21 @@ def test_merge_writes_the_evidence_in_one_step(tmp_path: Path, monkeypatch: pyte
     assert evidence.read_text() == after
 
 
+def test_check_shows_what_each_part_took(tmp_path: Path) -> None:
+    path = tmp_path / "bundle.json"
+    path.write_text(json.dumps(sealed(whole())))
+    shown = CliRunner().invoke(app, ["probe", "--merge", str(path), "--check"])
+    assert shown.exit_code == 0
+    parity = whole()["seconds"]["parity"]
+    assert f"took: probes 1.0 s, parity {parity:,.1f} s, benchmarks 2.5 s\n" in shown.stdout
+
+
 def test_the_command_writes_a_bundle_that_merges(tmp_path: Path) -> None:
     path = tmp_path / "out" / "bundle.json"
     result = CliRunner().invoke(app, ["probe", "--arch", "sm_90a", "--instruction", K8, "--bundle", str(path)])
     assert result.exit_code == 0
     assert "1 HOLDS" in result.stdout
+    assert "took: probes " in result.stdout
     load(path)
     assert os.listdir(path.parent) == ["bundle.json"]
 

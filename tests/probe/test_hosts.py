@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +150,45 @@ def test_copies_of_a_question_lie_on_the_diagonal_alone() -> None:
     alone = [ask_twice(box, NVF4, [each])[0][0] for each in vectors[:8]]
     assert ask_twice(box, NVF4, vectors)[0][:8] == alone
     assert len(np.unique(alone)) > 4
+
+
+# --- without the executor's compiler ----------------------------------------------------------------------------------
+
+BARE = """
+import json, sys
+
+sys.modules.update(llvmlite=None, torch=None)
+import refmoe.cli.probe
+import refmoe.probe.bundle
+import refmoe.probe.hosts
+from refmoe.chips import TARGETS
+from refmoe.probe.claims import model_answers
+from refmoe.probe.infer import infer
+from refmoe.probe.instructions import BY_NAME, of_target
+from refmoe.probe.kernels import ptx_text
+from refmoe.reference.mma import MODELS
+
+texts = [ptx_text(each, target) for target in TARGETS for each in of_target(target)]
+each = BY_NAME[OPCODE]
+found = infer(each, lambda question, vectors: model_answers(each, "sm_90a", vectors))
+try:
+    refmoe.probe.hosts.CudaBox()
+except refmoe.probe.hosts.NoGpu as error:
+    said = str(error)
+else:
+    said = "a GPU"
+print(json.dumps({
+    "texts": len(texts), "bits": found.parameters.document()["align_bits"], "said": said,
+    "executor": [name for name in sys.modules if name.startswith(("refmoe.ptx.engine", "refmoe.ptx.native"))],
+}))
+"""
+
+
+def test_a_gpu_is_asked_without_torch_and_without_the_executors_compiler() -> None:
+    script = BARE.replace("OPCODE", repr(FP8.name))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["texts"] == sum(target in each.targets for target in TARGETS for each in INSTRUCTIONS)
+    assert (said["bits"], said["executor"]) == (25, [])
+    assert said["said"] == "a GPU" or any(part in said["said"] for part in ("refmoe[probe]", "CUDA driver", "no GPU"))

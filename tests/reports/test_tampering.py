@@ -291,7 +291,7 @@ def test_a_baseline_that_is_missing_or_elsewhere_fails_by_name(folder: Path, mon
 
 #: Checks that a test with a name of its own sees.
 ELSEWHERE = {"file.permission", "file.absent", "file.changed", "baseline.missing", "baseline.content"}
-ELSEWHERE |= {"baseline.vanished", "baseline.family", "drift.recomputed"}
+ELSEWHERE |= {"baseline.vanished", "baseline.family", "drift.recomputed", "evidence.rows", "evidence.bundle"}
 
 
 def seen() -> Iterator[str]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from refmoe.chips import Mma
 from refmoe.cuda.gemm.tile import MIN_STAGES, TILES, Tile, check_tile, max_stages, parse_cluster, parse_tile
 from refmoe.draw import Draw
+from refmoe.evidence import REASONS
 from refmoe.families.case import MULTIPROCESSORS, SCHEDULES, Shape, number, refused, triple
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
 from refmoe.families.extents import product_extents
@@ -56,14 +57,14 @@ if TYPE_CHECKING:
 #: kernel carries it in software.
 MODEL = MODELS["sm120"]
 
-_EVIDENCE = MODEL.pair("e2m1", "e4m3").evidence.value
+_EVIDENCE = MODEL.pair("e2m1", "e4m3").evidence
 
 ASSUMPTION = Assumption(
     MODEL.name,
-    _EVIDENCE,
+    _EVIDENCE.value,
     f"assumed of the tensor cores: the accumulation model {MODEL.name} ({MODEL.instruction}), whose evidence for "
-    f"E2M1 x E4M3 is {_EVIDENCE}: no SM12x chip has answered yet. On ptx the executor computes the instruction by "
-    "that model; on a GPU that lacks it the kernel does, in software. FP32 results also lie inside the model's running "
+    f"E2M1 x E4M3 is {_EVIDENCE.value}: {REASONS[_EVIDENCE]}. On ptx the executor computes the instruction by that "
+    "model; on a GPU that lacks it the kernel does, in software. FP32 results also lie inside the model's running "
     "error bound around the exact sum, which is computed apart from it.",
 )
 

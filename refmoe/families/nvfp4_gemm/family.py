@@ -20,6 +20,7 @@ from refmoe.chips import DEFAULT_ARCH, Mma
 from refmoe.cuda.gemm.tile import MIN_STAGES, Tile, parse_tile
 from refmoe.cuda.nvfp4_gemm import TILES, max_stages
 from refmoe.draw import Draw
+from refmoe.evidence import REASONS, Evidence
 from refmoe.families.case import MULTIPROCESSORS, SCHEDULES, Shape, number, refused, triple
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
 from refmoe.families.extents import product_extents
@@ -53,16 +54,22 @@ from refmoe.reference.nvfp4_gemm import MODEL, nvfp4_grouped_gemm, nvfp4_product
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-_EVIDENCE = MODEL.pair("e2m1", "e2m1").evidence.value
+_EVIDENCE = MODEL.pair("e2m1", "e2m1").evidence
+#: What the published model leaves open, until a chip settles it.
+_OPEN = (
+    "Extrapolated from SM90 in it are that zeros set no exponent, and the least exponent -133. "
+    if _EVIDENCE is Evidence.PUBLISHED
+    else ""
+)
 
 ASSUMPTION = Assumption(
     MODEL.name,
-    _EVIDENCE,
+    _EVIDENCE.value,
     f"assumed of the tensor cores: the accumulation model {MODEL.name} ({MODEL.instruction}), whose evidence is "
-    f"{_EVIDENCE}: groups of 16 summed exactly, aligned once with 35 bits, truncated. Extrapolated from SM90 in it are "
-    "that zeros set no exponent, and the least exponent -133. No SM12x chip has answered yet. On ptx the executor "
-    "computes the instruction by that model; on a GPU that lacks it the kernel does, in software. FP32 results "
-    "also lie inside the model's running error bound around the exact sum, which is computed apart from it.",
+    f"{_EVIDENCE.value}: {REASONS[_EVIDENCE]}. Groups of 16 are summed exactly, aligned once with 35 bits, truncated. "
+    f"{_OPEN}On ptx the executor computes the instruction by that model; on a GPU that lacks it the kernel does, in "
+    "software. FP32 results also lie inside the model's running error bound around the exact sum, which is computed "
+    "apart from it.",
 )
 
 # --- inputs and expectation -----------------------------------------------------------------------------------------

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
-from refmoe.chips import Mma, sums_of
+from refmoe.chips import Mma
+from refmoe.evidence import Evidence, target_word
 from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.engine.tensor.plain import DoubleMma, HalfMma, IntegerMma
 from refmoe.ptx.text.syntax import Instruction, Operand, Register, Vector
-from refmoe.reference.mma import MODELS, Evidence
+from refmoe.reference.mma import MODELS
 
 _SHAPE = re.compile(r"m(?P<m>8|16)n8k(?P<k>\d+)")
 _INTEGER = re.compile(r"s32\.(?P<a>[su](?P<bits>8|4))\.(?P<b>[su](?P=bits))\.s32")
@@ -88,10 +89,10 @@ def _note_model(emitter: Builder, work: IntegerMma | DoubleMma | HalfMma) -> Non
     if isinstance(work, DoubleMma):
         emitter.models[DOUBLE_MODEL] = Evidence.EXTRAPOLATED.value
     elif isinstance(work, HalfMma):
-        evidence = MODELS[work.model].pair("f16", "f16").evidence
-        checked = sums_of(emitter.module.target)[Mma.SYNC_BF16].own
-        # A model of another chip's instruction is no more than a guess at this one's.
-        emitter.models[work.model] = (evidence if checked else Evidence.EXTRAPOLATED).value
+        formats = ("f16", "f16")
+        assumed = MODELS[work.model].pair(*formats).assumed
+        word = target_word(emitter.module.target, Mma.SYNC_BF16, formats, assumed, accumulator="f16")
+        emitter.models[work.model] = word.value
 
 
 def _registers(operand: Operand, count: int, kind: str) -> tuple[Operand, ...]:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from refmoe import chips
+from refmoe.evidence import Evidence, target_word, weakest
 from refmoe.ptx import isa
 from refmoe.ptx.emit import plain
 from refmoe.ptx.emit.builder import Builder
@@ -14,7 +15,7 @@ from refmoe.ptx.engine.tensor.matrix import PACKINGS, LoadMatrix, MoveMatrix, St
 from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.text.spellings import accumulates_single
 from refmoe.ptx.text.syntax import Instruction, Operand, Register, Sink, Vector
-from refmoe.reference.mma import MODELS, Evidence
+from refmoe.reference.mma import MODELS
 
 _COUNTS = {"x1": 1, "x2": 2, "x4": 4}
 _SPACES = ("shared", "shared::cta")
@@ -237,16 +238,17 @@ def _resolve(emitter: Builder, instruction: Instruction) -> tuple[MmaFamily, str
         fits &= {a_format, b_format} <= set(form.formats) and (match["scale"] or "") == form.scale_format
         if not fits or not sums.model or (form.k < 32 and a_format != b_format):
             continue
-        evidence = MODELS[sums.model].pair(a_format, b_format).evidence if sums.own else Evidence.EXTRAPOLATED
-        emitter.models[sums.model] = weakest(evidence.value, emitter.models.get(sums.model))
+        assumed = MODELS[sums.model].pair(a_format, b_format).assumed
+        evidence = target_word(emitter.module.target, form.mma, (a_format, b_format), assumed)
+        note(emitter, sums.model, evidence)
         return form, a_format, b_format, sums.model
     raise isa.NoSuchInstruction(instruction.opcode)
 
 
-def weakest(word: str, other: str | None) -> str:
-    """The evidence that claims less."""
-    order = [evidence.value for evidence in Evidence]
-    return word if other is None or order.index(word) > order.index(other) else other
+def note(emitter: Builder, model: str, evidence: Evidence) -> None:
+    """Note that an instruction adds up by a model; of several words about it, the one that claims least counts."""
+    known = [Evidence(emitter.models[model])] if model in emitter.models else []
+    emitter.models[model] = weakest([evidence, *known]).value
 
 
 def _tuple(emitter: Builder, registers: tuple[Operand, ...]) -> str:

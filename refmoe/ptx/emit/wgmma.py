@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from refmoe.chips import CHIPS, Mma
+from refmoe.evidence import target_word
 from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.emit.bulk import count_operands, integer
-from refmoe.ptx.emit.tensor import weakest
+from refmoe.ptx.emit.tensor import note
 from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.tensor.sums import HalfSums, IntegerSums, SingleSums, Sums
 from refmoe.ptx.engine.tensor.wgmma import Commit, Fence, Product, Touch, Wait
@@ -15,7 +16,7 @@ from refmoe.ptx.program.warpgroup import COMMIT, FENCE, WAIT
 from refmoe.ptx.text import wgmma
 from refmoe.ptx.text.syntax import Instruction, Register
 from refmoe.ptx.text.wgmma import Form
-from refmoe.reference.mma import MODELS, Evidence
+from refmoe.reference.mma import MODELS
 from refmoe.reference.mma.half import HALF_MODELS
 
 _FP8 = ("e4m3", "e5m2")
@@ -72,11 +73,13 @@ def _sums(emitter: Builder, form: Form) -> Sums:
     """How a form adds up; what that rests on is noted."""
     if form.d == "s32":
         return IntegerSums(form.bits, form.a == "s8", form.b == "s8", form.saturates, form.sparse)
-    sums = CHIPS[emitter.module.target].sums[Mma.WGMMA_FP8 if form.a in _FP8 else Mma.WGMMA_BF16]
+    mma = Mma.WGMMA_FP8 if form.a in _FP8 else Mma.WGMMA_BF16
+    sums = CHIPS[emitter.module.target].sums[mma]
     single = MODELS[sums.model]
     model = single if form.d == "f32" else HALF_MODELS[form.a]
-    evidence = (model.pair(form.a, form.b).evidence if sums.own else Evidence.EXTRAPOLATED).value
-    emitter.models[model.name] = weakest(evidence, emitter.models.get(model.name))
+    assumed = model.pair(form.a, form.b).assumed
+    word = target_word(emitter.module.target, mma, (form.a, form.b), assumed, accumulator=form.d)
+    note(emitter, model.name, word)
     if model is single:
         return SingleSums(model.name, form.a, form.b, form.sparse)
     return HalfSums(model, form.a, form.b, form.sparse)

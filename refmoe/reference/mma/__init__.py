@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from refmoe.evidence import Evidence
 from refmoe.reference.mma.bounds import (
     a_priori_bound,
     exact_sum,
@@ -11,7 +12,7 @@ from refmoe.reference.mma.bounds import (
     split_k_bound,
     within_bound,
 )
-from refmoe.reference.mma.models import ELEMENT_FORMATS, MODELS, AccumulationModel, Evidence, Kind, Pair, as_model
+from refmoe.reference.mma.models import ELEMENT_FORMATS, MODELS, AccumulationModel, Kind, Pair, as_model
 from refmoe.reference.mma.product import split_k_sum, tensor_core_mma
 
 __all__ = [

@@ -10,26 +10,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from refmoe.reference.mma.models import MODELS, AccumulationModel, Evidence, Pair
+from refmoe.evidence import Evidence
+from refmoe.reference.mma.models import MODELS, AccumulationModel, Pair, answered
 
 _FP8 = ("e4m3", "e5m2")
 _HALF = replace(
     MODELS["sm90_mma_f16acc"],
     name="sm90_wgmma_f16acc",
     instruction="SM90 wgmma of FP16, FP16 accumulators",
-    pairs={("f16", "f16"): Pair(16, Evidence.HARDWARE)},
+    pairs={("f16", "f16"): Pair(16, Evidence.EXTRAPOLATED, Evidence.EXTRAPOLATED)},
 )
 
 HALF_MODELS: dict[str, AccumulationModel] = {
-    "f16": _HALF,
+    "f16": answered(_HALF),
     **dict.fromkeys(
         _FP8,
-        replace(
-            _HALF,
-            name="sm90_wgmma_fp8_f16acc",
-            instruction="SM90 wgmma of FP8, FP16 accumulators",
-            pairs={(a, b): Pair(32, Evidence.HARDWARE) for a in _FP8 for b in _FP8},
-            align_bits=13,
+        answered(
+            replace(
+                _HALF,
+                name="sm90_wgmma_fp8_f16acc",
+                instruction="SM90 wgmma of FP8, FP16 accumulators",
+                pairs={(a, b): Pair(32, Evidence.EXTRAPOLATED, Evidence.EXTRAPOLATED) for a in _FP8 for b in _FP8},
+                align_bits=13,
+            )
         ),
     ),
 }

@@ -15,7 +15,7 @@ s * s0 * s1 * 2^(e0 + e1). s0, s1 are the significands of its two scales and e0,
 the scales alone, and takes part in E unless the term is zero. Terms and C are then aligned, added and truncated as in
 the fused block. A scale of 32 elements belongs to two groups of 16.
 
-Sources: the SM90 rows were fitted to and checked against H200 silicon, see `Evidence`; the SM100 and SM120 rows are
+Sources: the SM90 rows were fitted to and checked against H200 silicon; the SM100 and SM120 rows are
 those of MMA-Sim (Chen et al., 2025) with the zero rule and the floor of SM90 taken over; in `sm120_nvf4` and
 `sm120_mxf4`, which are otherwise as published, those two rules are extrapolated (with their F the floor takes nothing
 from any FP32). Silicon
@@ -27,29 +27,17 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.evidence import Evidence, model_word
 from refmoe.formats import BF16, E2M1, E4M3, E5M2, FP16, FP32, MXFP4, NVFP4, TF32, Format, MXFormat
 
 ELEMENT_FORMATS: Mapping[str, Format] = MappingProxyType(
     {"e4m3": E4M3, "e5m2": E5M2, "e2m1": E2M1, "bf16": BF16, "f16": FP16, "tf32": TF32}
 )
 """Operand formats by the name that PTX gives them."""
-
-
-class Evidence(str, enum.Enum):
-    """What the claim rests on that an instruction computes what its model says; the text is what reports hold."""
-
-    HARDWARE = "hardware-checked"
-    """Equal to silicon, bit for bit, on millions of outputs over eleven classes of data."""
-    PUBLISHED = "published"
-    """A published model of the chip, not checked by us on one."""
-    EXTRAPOLATED = "extrapolated"
-    """A published model of a related instruction or operand format. A chip may answer otherwise."""
-    DEFINITION = "definition"
-    """No hardware is claimed: the model is arithmetic that is defined by itself."""
 
 
 class Kind(enum.Enum):
@@ -73,11 +61,19 @@ class Pair:
 
     Attributes:
         block: L, the products of one fused block; K has to be a multiple of `AccumulationModel.instruction_k`.
-        evidence: what the model rests on for this pair.
+        evidence: what the model rests on for this pair; see `answered`.
+        assumed: what it rests on while no chip has answered.
     """
 
     block: int
     evidence: Evidence
+    assumed: Evidence
+
+    @property
+    def words(self) -> frozenset[str]:
+        """What a report may say that it rests on: what it rests on now, or did before a chip bore that out."""
+        known = {self.evidence} if self.evidence is Evidence.CONTRADICTED else {self.evidence, self.assumed}
+        return frozenset(word.value for word in known)
 
 
 @dataclass(frozen=True)
@@ -128,6 +124,11 @@ class AccumulationModel:
             raise ArgumentError("a_format, b_format", f"{a_format} x {b_format}", f"a pair that {self.name} has: {had}")
         return self.pairs[a_format, b_format]
 
+    @property
+    def words(self) -> frozenset[str]:
+        """What a report may say that the model rests on, for any of its pairs."""
+        return frozenset(word for pair in self.pairs.values() for word in pair.words)
+
     def instruction_k(self, a_format: str, b_format: str) -> int:
         """What K has to be a multiple of: the elements of K that one instruction, or one definition, takes."""
         return 32 if self.kind is Kind.UNPACKED else self.pair(a_format, b_format).block
@@ -138,12 +139,21 @@ _NARROW = ("e4m3", "e5m2", "e2m1")
 _GROUP = 16  # elements of K that an m16n8k64 instruction sums exactly, whatever shares a scale
 
 
-def _pairs(a: tuple[str, ...], b: tuple[str, ...], block: int, evidence: Evidence) -> dict[tuple[str, str], Pair]:
-    return {(x, y): Pair(block, evidence) for x in a for y in b}
+def _pairs(a: tuple[str, ...], b: tuple[str, ...], block: int, assumed: Evidence) -> dict[tuple[str, str], Pair]:
+    return {(x, y): Pair(block, assumed, assumed) for x in a for y in b}
 
 
-def _same(formats: tuple[str, ...], block: int, evidence: Evidence) -> dict[tuple[str, str], Pair]:
-    return {(x, x): Pair(block, evidence) for x in formats}
+def _same(formats: tuple[str, ...], block: int, assumed: Evidence) -> dict[tuple[str, str], Pair]:
+    return {(x, x): Pair(block, assumed, assumed) for x in formats}
+
+
+def answered(model: AccumulationModel) -> AccumulationModel:
+    """The model with the evidence of its pairs as the chips have it that answered `refmoe probe`."""
+    pairs = {
+        formats: replace(pair, evidence=model_word(model.name, formats, pair.assumed))
+        for formats, pair in model.pairs.items()
+    }
+    return replace(model, pairs=pairs)
 
 
 def _models() -> dict[str, AccumulationModel]:
@@ -193,7 +203,7 @@ def _models() -> dict[str, AccumulationModel]:
             "sm90_wgmma_fp8",
             "SM90 wgmma of FP8, FP32 accumulators",
             Kind.FUSED,
-            _pairs(_FP8, _FP8, 32, Evidence.HARDWARE),
+            _pairs(_FP8, _FP8, 32, Evidence.EXTRAPOLATED),
             align_bits=13,
             result_bits=13,
         ),
@@ -201,14 +211,14 @@ def _models() -> dict[str, AccumulationModel]:
             "sm90_mma",
             "SM90 mma.sync m16n8k16 of BF16 and FP16, FP32 accumulators",
             Kind.FUSED,
-            _same(("bf16", "f16"), 16, Evidence.HARDWARE),
+            _same(("bf16", "f16"), 16, Evidence.EXTRAPOLATED),
             align_bits=25,
         ),
         AccumulationModel(
             "sm90_mma_f16acc",
             "SM90 mma.sync m16n8k16 of FP16, FP16 accumulators",
             Kind.FUSED,
-            _same(("f16",), 16, Evidence.HARDWARE),
+            _same(("f16",), 16, Evidence.EXTRAPOLATED),
             align_bits=25,
             result_bits=10,
             accumulator=FP16,
@@ -218,14 +228,14 @@ def _models() -> dict[str, AccumulationModel]:
             "sm90_wgmma",
             "SM90 wgmma of BF16, FP16 and TF32, FP32 accumulators",
             Kind.FUSED,
-            _same(("bf16", "f16"), 16, Evidence.HARDWARE) | _same(("tf32",), 8, Evidence.HARDWARE),
+            _same(("bf16", "f16"), 16, Evidence.EXTRAPOLATED) | _same(("tf32",), 8, Evidence.EXTRAPOLATED),
             align_bits=25,
         ),
         AccumulationModel(
             "sm90_mma_k8",
             "SM90 mma.sync m16n8k8 of BF16, FP16 and TF32, FP32 accumulators",
             Kind.FUSED,
-            _same(("bf16", "f16", "tf32"), 8, Evidence.HARDWARE),
+            _same(("bf16", "f16", "tf32"), 8, Evidence.EXTRAPOLATED),
             align_bits=25,
         ),
         AccumulationModel(
@@ -239,12 +249,12 @@ def _models() -> dict[str, AccumulationModel]:
             "sm90_mma_fp8",
             "SM90 mma.sync m16n8k32 of FP8: no instruction of its own, ptxas lowers it to FP16",
             Kind.UNPACKED,
-            _pairs(_FP8, _FP8, 16, Evidence.HARDWARE) | {("e5m2", "e4m3"): Pair(16, Evidence.EXTRAPOLATED)},
+            _pairs(_FP8, _FP8, 16, Evidence.EXTRAPOLATED),
             align_bits=25,
             passes=(first, second),
         ),
     )
-    return {model.name: model for model in models}
+    return {model.name: answered(model) for model in models}
 
 
 MODELS: Mapping[str, AccumulationModel] = MappingProxyType(_models())

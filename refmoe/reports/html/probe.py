@@ -40,7 +40,16 @@ def probe_section(name: str, document: Mapping[str, Any], limits: Limits) -> Sec
         "FAIL" if bad else "PASS" if words["HOLDS"] else "NOTHING HOLDS",
         "bad" if bad else "good" if words["HOLDS"] else "warn",
         f"{document['gpu']} ({document['arch']}): {counts or 'no instruction'}{said}",
-        [*facts_of(document), *((key, cell_text(value)) for key, value in document["environment"].items()), *embedded],
+        [
+            *facts_of(document),
+            *(
+                (f"seconds of {part}", cell_text(each))
+                for part, each in document["seconds"].items()
+                if each is not None
+            ),
+            *((key, cell_text(value)) for key, value in document["environment"].items()),
+            *embedded,
+        ],
         reason=cut(f"{rows[0][1]}: {rows[0][-1]}", limits.reason) if bad else "",
         tables=[
             capped("Instructions", head, rows, limits),

@@ -173,7 +173,7 @@ def launched(text: str, arrays: list[np.ndarray], threads: int = 32, wide: int =
         ("f16", "m16n16k16", "f32", "sm90_mma", "hardware-checked"),
         ("bf16", "m8n32k16", "f32", "sm90_mma", "hardware-checked"),
         ("f16", "m32n8k16", "f16", "sm90_mma_f16acc", "hardware-checked"),
-        ("tf32", "m16n16k8", "f32", "sm90_mma_k4", "extrapolated"),
+        ("tf32", "m16n16k8", "f32", "sm90_mma_k4", "hardware-checked"),
     ],
 )
 def test_products_follow_their_model(name: str, shape: str, sums: str, model: str, evidence: str) -> None:
