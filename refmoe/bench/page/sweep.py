@@ -100,7 +100,9 @@ def _layers(rows: Sequence[Row]) -> Iterator[str]:
         yield ""
         yield f"### A whole layer of {mine[0]['model']}: {layer.removeprefix('layer, ')}"
         yield ""
-        overlaps = "There a launch may begin while the one in front of it ends." if "DP4A" in layer else ""
+        overlaps = ""
+        if "DP4A" in layer:
+            overlaps = "A launch may begin while the one in front of it ends. The path takes up to 8 tokens."
         yield from paragraph(f"""
             Microseconds of each launch by itself, then of the layer in one graph. {overlaps} Last comes the layer's
             time divided by the sum of its launches' floors.
