@@ -30,6 +30,8 @@ _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _LINUX else 0)
 _NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
 # So many resident bytes are kept for later, of each kind, and at most a quarter more.
 _MOST_SPARE = 192 << 20
+# The system reads an entry for each page of address space, resident or not: a second for some gigabytes.
+_MOST_ASKED = 256 << 20
 
 
 class Spare:
@@ -86,7 +88,9 @@ class Spare:
 
 
 def _counted(array: Array, most: int) -> int:
-    """How many bytes of an array are resident, or `most` where the system does not say."""
+    """How many bytes of an array are resident, or `most` where the system does not say, or says it too slowly."""
+    if array.nbytes > _MOST_ASKED:
+        return most
     try:
         return min(resident_bytes(array), most)
     except OSError:
