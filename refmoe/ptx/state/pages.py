@@ -30,8 +30,8 @@ _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _LINUX else 0)
 _NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
 # So many resident bytes are kept for later, of each kind, and at most a quarter more.
 _MOST_SPARE = 192 << 20
-# The system reads an entry for each page of address space, resident or not: a second for some gigabytes.
-_MOST_ASKED = 256 << 20
+# The system reads an entry for each page of address space, resident or not: 7 ms a gigabyte, again and again.
+_MOST_ASKED = 2 << 30
 
 
 class Spare:
