@@ -514,11 +514,14 @@ def _default() -> Iterator[Case]:
     for layout in ("linear", "128x4"):
         # Pieces of 16 codes, and bytes of swizzled scales, past 2^31.
         yield _case("fingerprint", 3, 64, layout=layout, rows_before=FAR_ROWS)
+        # Past 2^32, where an index without a sign wraps too.
+        yield _case("fingerprint", 3, 160, layout=layout, rows_before=FAR_ROWS)
     for layout in ("linear", "128x4"):
         yield _case("wide-range", 3, 8224, layout=layout)  # a row wider than a CTA, by one block
     for layout in _LAYOUT.words:
         yield _case("gaussian", 0, 2880, layout=layout)
         yield _case("wide-range", 1, 16416, layout=layout)  # a row wider than two rounds of a CTA
+        yield _case("wide-range", 1, 24_608, layout=layout)  # and than three
         # Rows wider than a CTA, more of them than there are CTAs: a CTA comes back to its first round of a row.
         yield _case("wide-range", 66, 8224, layout=layout, multiprocessors=1)
     yield _case("fingerprint", 5, 64, layout="128x4", poison=0)  # the fill's default
