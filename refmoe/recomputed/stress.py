@@ -1,4 +1,4 @@
-"""The kernels that a run of `refmoe stress` has: each entry that the quick cases launch, with the first case of it."""
+"""The kernels that a run of `refmoe stress` has: each entry that the default cases launch, and the first such case."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from refmoe.catalog import list_cases
 from refmoe.chips import CHIPS
-from refmoe.families import FAMILIES
 from refmoe.recomputed.launches import plans_of
 from refmoe.reports.checks import GateRefusal, first_and_count
 from refmoe.reports.stress import STRESS
+from refmoe.silicon.stress import cases_of_every_kernel
 
 
 def refusals(document: Mapping[str, Any]) -> Iterator[GateRefusal]:
@@ -29,7 +28,7 @@ def _wrong(wanted: Mapping[str, str], held: Mapping[str, str]) -> Iterator[tuple
     for kernel in sorted(wanted.keys() - held.keys()):
         yield f"the kernel {kernel}", f"did not run, and {wanted[kernel]} launches it; {STRESS.again}"
     for kernel in sorted(held.keys() - wanted.keys()):
-        yield f"the kernel {kernel}", f"is said to have run, and no quick case launches it; {STRESS.again}"
+        yield f"the kernel {kernel}", f"is said to have run, and no default case launches it; {STRESS.again}"
     for kernel in sorted(held.keys() & wanted.keys()):
         if held[kernel] != wanted[kernel]:
             yield f"the kernel {kernel}", f"ran by {held[kernel]}, and {wanted[kernel]} is the first that launches it"
@@ -37,9 +36,9 @@ def _wrong(wanted: Mapping[str, str], held: Mapping[str, str]) -> Iterator[tuple
 
 @functools.cache
 def first_cases(arch: str, multiprocessors: int) -> Mapping[str, str]:
-    """By entry the first quick case that launches it, as `refmoe.silicon.stress.one_of_each` finds it on a GPU."""
+    """By entry the first case that launches it, as `refmoe.silicon.stress.one_of_each` finds it on a GPU."""
     first: dict[str, str] = {}
-    for case in list_cases("quick", tuple(FAMILIES), "cuda"):
+    for case in cases_of_every_kernel():
         for plan in plans_of(case, case.family.inputs(case), arch, multiprocessors):
             first.setdefault(plan.kernel.entry, str(case))
     return MappingProxyType(first)

@@ -105,7 +105,7 @@ CHECKS: Mapping[str, str] = MappingProxyType(
         "stress.cases": "a rerun of no case on that GPU, or twice; a kernel that ran in a parity report and not here",
         "stress.runs": "different outputs, too few runs, or more outputs than runs",
         "stress.tools": "a tool that found errors, is unknown, twice, not there, or clean with errors; none that ran",
-        "stress.recomputed": "other kernels than those that the quick cases launch, or by other cases",
+        "stress.recomputed": "other kernels than those that the default cases launch, or by other cases",
         "conformance.differs": "an instruction that differs",
         "conformance.counts": "totals that are not the sums of the rows, or rows that count more than they compared",
         "conformance.rows": "an instruction there twice, both run and refused, or none at all",

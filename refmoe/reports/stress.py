@@ -155,7 +155,7 @@ def against_parity(
 ) -> Iterator[GateRefusal]:
     """Where documents and parity reports of one chip tell of different kernels.
 
-    A document has each kernel that the cases of the quick level launch. A parity report says which those are.
+    A document has each kernel that the cases of the default level launch. A parity report says which those are.
 
     Args:
         documents: of this kind, by file; each of the form of `StressDocument`.
@@ -164,7 +164,7 @@ def against_parity(
     """
     if not documents or not any(case.device == "cuda" for report in reports.values() for case in report.cases):
         return
-    quick = {str(case) for case in catalog.list_cases("quick", tuple(FAMILIES), "cuda", None)}
+    default = {str(case) for case in catalog.list_cases("default", tuple(FAMILIES), "cuda", None)}
     for path, document in documents.items():
         arch, sources = document["arch"], document["source_sha256"]
         ran = {row["kernel"] for row in document["reruns"]}
@@ -181,7 +181,7 @@ def against_parity(
                 if case.arch != arch or sources.get(case.family) != case.source_sha256:
                     continue
                 launched = {launch.partition(" ")[0] for launch in case.launches}
-                if case.id in quick:
+                if case.id in default:
                     for kernel in launched - ran:
                         text = f"{case.id} launches it in {shown(where)}; {STRESS.again}"
                         lacking.setdefault(f"{shown(path)}: the kernel {kernel} did not run again and again", text)

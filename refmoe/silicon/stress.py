@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -86,7 +86,7 @@ def run(runs: int = RERUNS, progress: Progress = iter) -> dict[str, Any]:
         ToolchainError: no compiler, or it refuses a kernel.
     """
     device = CudaDevice()
-    chosen = one_of_each(list_cases("quick", tuple(FAMILIES), "cuda"), device)
+    chosen = one_of_each(cases_of_every_kernel(), device)
     reruns = [rerun(device, kernel, case, runs) for kernel, case in progress(list(chosen.items()))]
     sanitized, end = list[Sanitized](), time.monotonic() + TOOLS_SECONDS
     for index, tool in progress(list(enumerate(TOOLS))):
@@ -108,6 +108,17 @@ def document_of(reruns: Sequence[Rerun], sanitized: Sequence[Sanitized], *, gpu:
     }
     document["passed"] = not failures(document)
     return {**document, "digest": digest_of(document)}
+
+
+def cases_of_every_kernel() -> Iterator[Case]:
+    """The cases of the default level, which launch every kernel entry. The small ones of the quick level come first."""
+    quick = list_cases("quick", tuple(FAMILIES), "cuda")
+    yield from quick
+    smaller = set(quick)
+    for case in list_cases("default", tuple(FAMILIES), "cuda"):
+        # A call that has to be refused launches nothing.
+        if case not in smaller and case.wrong == "none":
+            yield case
 
 
 def one_of_each(cases: Iterable[Case], device: Device) -> dict[str, Case]:

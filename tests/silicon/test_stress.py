@@ -21,6 +21,7 @@ from refmoe.cuda import toolchain
 from refmoe.cuda.device import DeviceUnavailable, open_device
 from refmoe.families import FAMILIES
 from refmoe.families.family import Case
+from refmoe.recomputed.stress import first_cases
 from refmoe.reports.consistency import entry_names
 from refmoe.reports.documents import digest_of
 from refmoe.reports.gate import check_reports
@@ -42,6 +43,23 @@ needs_nvcc = pytest.mark.skipif(
 def test_one_case_of_every_kernel_is_chosen_and_refusals_are_none() -> None:
     chosen = stress.one_of_each([REFUSED, CASE, SAME_KERNEL, OTHER_KERNEL], open_device("ptx"))
     assert chosen == {ENTRY: CASE, ENTRY.replace("linear", "8x4"): OTHER_KERNEL}
+
+
+def test_the_default_cases_are_chosen_from_and_the_smallest_come_first() -> None:
+    every = list(stress.cases_of_every_kernel())
+    quick = list_cases("quick", tuple(FAMILIES), "cuda")
+    assert every[: len(quick)] == quick
+    assert set(every) == {case for case in list_cases("default", tuple(FAMILIES), "cuda") if case.wrong == "none"}
+    assert len(set(every)) == len(every)
+
+
+def test_kernels_that_no_quick_case_launches_are_chosen() -> None:
+    quick = {str(case) for case in list_cases("quick", tuple(FAMILIES), "cuda")}
+    kernels = first_cases("sm_90a", 132)
+    assert len(kernels) > len(quick & set(kernels.values())) > 0
+    assert kernels["refmoe_mxfp8_quantize_fp16_floor_exact_linear"] == (
+        "mxfp8_quantize:fp16:m16k2880:gaussian:mode=floor:seed7@cuda"
+    )
 
 
 @needs_nvcc
