@@ -38,7 +38,7 @@ def _wrong(wanted: Mapping[str, str], held: Mapping[str, str]) -> Iterator[tuple
 def first_cases(arch: str, multiprocessors: int) -> Mapping[str, str]:
     """By entry the first case that launches it, as `refmoe.silicon.stress.one_of_each` finds it on a GPU."""
     first: dict[str, str] = {}
-    for case in cases_of_every_kernel():
+    for case in cases_of_every_kernel(arch):
         for plan in plans_of(case, case.family.inputs(case), arch, multiprocessors):
             first.setdefault(plan.kernel.entry, str(case))
     return MappingProxyType(first)

@@ -86,7 +86,7 @@ def run(runs: int = RERUNS, progress: Progress = iter) -> dict[str, Any]:
         ToolchainError: no compiler, or it refuses a kernel.
     """
     device = CudaDevice()
-    chosen = one_of_each(cases_of_every_kernel(), device)
+    chosen = one_of_each(cases_of_every_kernel(device.arch), device)
     reruns = [rerun(device, kernel, case, runs) for kernel, case in progress(list(chosen.items()))]
     sanitized, end = list[Sanitized](), time.monotonic() + TOOLS_SECONDS
     for index, tool in progress(list(enumerate(TOOLS))):
@@ -110,14 +110,14 @@ def document_of(reruns: Sequence[Rerun], sanitized: Sequence[Sanitized], *, gpu:
     return {**document, "digest": digest_of(document)}
 
 
-def cases_of_every_kernel() -> Iterator[Case]:
-    """The cases of the default level, which launch every kernel entry. The small ones of the quick level come first."""
-    quick = list_cases("quick", tuple(FAMILIES), "cuda")
-    yield from quick
-    smaller = set(quick)
-    for case in list_cases("default", tuple(FAMILIES), "cuda"):
+def cases_of_every_kernel(arch: str) -> Iterator[Case]:
+    """The default cases that the GPUs of an arch run: they launch every kernel entry. The quick ones come first."""
+    listed = dict.fromkeys(
+        case for level in ("quick", "default") for case in list_cases(level, tuple(FAMILIES), "cuda")
+    )
+    for case in listed:
         # A call that has to be refused launches nothing.
-        if case not in smaller and case.wrong == "none":
+        if case.wrong == "none" and case.family.lacks(case, arch) is None:
             yield case
 
 
