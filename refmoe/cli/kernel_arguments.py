@@ -23,7 +23,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,7 @@ def _output(word: str, rest: str) -> Argument:
 
 
 def _scratch(word: str, rest: str) -> Argument:
-    return Argument(word, _fresh(word, "scratch", rest))
+    return Argument(word, replace(_fresh(word, "scratch", rest), workspace=True))
 
 
 def _fresh(word: str, name: str, rest: str) -> Buffer:

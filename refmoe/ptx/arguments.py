@@ -36,6 +36,8 @@ class Buffer:
             the next launch may read what this one wrote.
         writable: whether the kernel may write it.
         space: `"global"`, or `"const"` for constant memory, which no kernel may write.
+        workspace: whether its bytes are no result. An undefined value may then be left in it, and counts as bytes that
+            nobody wrote.
     """
 
     array: np.ndarray[Any, Any]
@@ -43,6 +45,7 @@ class Buffer:
     initialised: bool | np.ndarray[Any, Any] = True
     writable: bool = True
     space: str = "global"
+    workspace: bool = False
 
 
 def fit(buffer: Buffer, where: str, placed: Sequence[Buffer]) -> tuple[int, bool]:

@@ -110,12 +110,15 @@ class DeviceMemory:
     def allocate(self, size: int, name: str = "allocation") -> int:
         """The address of `size` new bytes, none of them initialised, as cudaMalloc gives it.
 
+        A launch may leave undefined values in them, such as the padding of a struct. Those count as bytes that nobody
+        wrote.
+
         Raises:
             ArgumentError: a size that no allocation has.
         """
         if not 0 < size <= _WINDOW // 2:
             raise ArgumentError("size", f"{size} bytes", f"1 to {_WINDOW // 2}")
-        address = self._add(Buffer(untouched((size,)), name, initialised=untouched((size,), np.bool_)))
+        address = self._add(Buffer(untouched((size,)), name, untouched((size,), np.bool_), workspace=True))
         self._allocations.add(address)
         return address
 
@@ -134,7 +137,9 @@ class DeviceMemory:
     def heap(self) -> int:
         """The address of the heap that `malloc` of device code takes memory from; it lives on like all else here."""
         if self._heap is None:
-            self._heap = self._add(Buffer(untouched((HEAP_BYTES,)), HEAP_NAME, untouched((HEAP_BYTES,), np.bool_)))
+            self._heap = self._add(
+                Buffer(untouched((HEAP_BYTES,)), HEAP_NAME, untouched((HEAP_BYTES,), np.bool_), workspace=True)
+            )
         return self._heap
 
     def variable(self, module: Module, name: str) -> int:

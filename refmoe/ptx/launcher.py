@@ -514,7 +514,7 @@ def _run(
         with np.errstate(all="ignore"):
             run_blocks(state, BlockQueue(ranges), resident, at_once)
         if following is not None:
-            following.finish([region for buffer, region in bound if buffer.writable])
+            following.finish((region, buffer.workspace) for buffer, region in bound if buffer.writable)
     except BaseException:
         arena.undo()
         raise

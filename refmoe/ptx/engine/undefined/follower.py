@@ -8,7 +8,7 @@ Python, with a mask beside each register (`refmoe.ptx.engine.undefined.execution
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,22 +60,38 @@ class Following:
     machine: Lanes | None = None
     racing: RacingReads | None = None
 
-    def finish(self, outputs: list[Region]) -> None:
+    def finish(self, outputs: Iterable[tuple[Region, bool]]) -> None:
         """The launch has ended.
 
         Args:
-            outputs: the memory that lives on.
+            outputs: the memory that lives on, and whether it is a workspace: no byte of that is a result. An undefined
+                one there counts as a byte that nobody wrote, so that the launch that reads it is told.
 
         Raises:
-            UndefinedError: a byte of that is undefined.
+            UndefinedError: a byte of a result is undefined.
             MemoryFault: likewise, and it came from bytes that nobody wrote.
             RaceError: likewise, and it came from a read that races.
         """
-        for region in outputs:
+        workspaces = []
+        for region, workspace in outputs:
+            if workspace:
+                workspaces.append(region)
             for byte, bits, origin in memory.each_left(region):
-                self.refuse(Use("an output byte", bits, origin, None, 0, region.name, byte))
+                if not (workspace and self._may_be_left(origin)):
+                    self.refuse(Use("an output byte", bits, origin, None, 0, region.name, byte))
         for region in self.touched:
-            memory.forget(region)
+            memory.forget(region, stays_open=region in workspaces)
+
+    def _may_be_left(self, origin: int) -> bool:
+        """Whether a value may be left in a workspace, such as the padding of a struct that a thread made.
+
+        A value from global memory may not. That a buffer was never filled, or is filled by somebody at the same time,
+        is a mistake of this launch, and nobody may look at the workspace again.
+        """
+        event = self.origins.root(origin).event
+        return not isinstance(event, Raced) and not (
+            isinstance(event, Uninitialised) and event.region.space == "global"
+        )
 
     def refuse(self, used: Use) -> None:
         """Raise the error of a use, but for a race behind which the launch goes on, see `RacingReads.refuse`."""

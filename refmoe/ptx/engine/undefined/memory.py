@@ -122,9 +122,14 @@ def each_left(region: Region) -> Iterator[tuple[int, int, int]]:
                 yield at, int(table.bits[at]), origin
 
 
-def forget(region: Region) -> None:
-    """The launch has ended, and no undefined value is left in the region."""
+def forget(region: Region, *, stays_open: bool) -> None:
+    """The launch has ended.
+
+    Args:
+        region: no undefined value is left in it, or it is a workspace.
+        stays_open: it is one, and what is undefined in it counts as bytes that nobody wrote from now on.
+    """
     table = region.undefined
-    if isinstance(table, UndefinedBytes) and table.made_valid:
+    if isinstance(table, UndefinedBytes) and table.made_valid and not stays_open:
         region.invalidate()
     region.undefined = None
