@@ -10,7 +10,7 @@ are told. Values are moved and computed with freely: only what depends on them i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -23,13 +23,13 @@ from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access, _turns
 from refmoe.ptx.engine.undefined import warps
+from refmoe.ptx.engine.undefined.blocks import FollowedInstruction
 from refmoe.ptx.engine.undefined.compared import COMPARED, Compared
 from refmoe.ptx.engine.undefined.origins import Origins, Stored
 from refmoe.ptx.engine.undefined.rules import everything, kinds_of, sum_mask, undefined_results, upward
 from refmoe.ptx.engine.undefined.shades import Shade, blamed, masks_of, of_any, shade
 from refmoe.ptx.isa import DTYPES
-from refmoe.ptx.program.registers import CARRY, destinations_and_sources, results_and_uses
-from refmoe.ptx.program.unwritten import instructions_of, uses_of
+from refmoe.ptx.program.registers import CARRY, destinations_and_sources
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.special_registers import CLOCKS
 from refmoe.ptx.text.literals import BITS, literal_bits
@@ -47,7 +47,6 @@ from refmoe.ptx.text.syntax import (
     Special,
     Vector,
 )
-from refmoe.ptx.text.wgmma import is_product
 
 Array = Any
 # What computes a register and does nothing else.
@@ -128,12 +127,20 @@ class Execution:
         frame, place: which lanes, which block.
     """
 
-    def __init__(self, follower: Registers, origins: Origins, frame: Frame, place: int) -> None:
+    def __init__(
+        self,
+        follower: Registers,
+        origins: Origins,
+        frame: Frame,
+        place: int,
+        instructions: Sequence[FollowedInstruction],
+    ) -> None:
         self.follower, self.origins, self.frame, self.place = follower, origins, frame, place
+        self._instructions = instructions
         self.instruction: Instruction | None = None
-        self._instructions = instructions_of(follower.code.program.blocks[place])
         active = frame.where(None)
         self._active = np.ones(frame.count, bool) if active is None else active
+        self._followed: FollowedInstruction
         self._shades: dict[str, Shade | None] = {}
         self._values: Mapping[str, Any] = {}
         # What the running instruction leaves: shades of its destinations; made when it has run.
@@ -232,8 +239,9 @@ class Execution:
             UndefinedError: something that it does depends on an undefined value.
             MemoryFault: likewise, and the value came from bytes that nobody wrote.
         """
-        instruction = self._instructions[number]
-        self.instruction, self._values = instruction, values
+        followed = self._instructions[number]
+        instruction, stem = followed.instruction, followed.stem
+        self._followed, self.instruction, self._values = followed, instruction, values
         self._loads, self._stores, self._widely, self._operands, self._olds = [], None, False, [], []
         self._results = self._read = None
         guard = instruction.guard
@@ -243,27 +251,14 @@ class Execution:
             on = np.broadcast_to(np.asarray(values[guard.name]), self.frame.count)
             self._guard = ~on if instruction.negated else on
             self._guard_shade = self.held(guard)
-        stem = instruction.opcode.split(".")[0]
-        quiet = all(self.held(register) is None for register in uses_of(instruction))
-        if stem in ("ld", "ldu", "ldmatrix", "atom", "red", "shfl") or instruction.opcode.startswith("wmma.load"):
-            quiet = False
-        # It uses more registers than `uses_of` says.
-        if product := is_product(instruction):
-            quiet = False
-        if quiet:
+        if followed.quiet and all(self.held(register) is None for register in followed.uses):
             self._results = self._define
             return
         if stem not in _COMPUTED and self._guard_shade is not None:
             self.use("a branch" if stem in ("bra", "brx") else "a predicate", self._guard_shade, guarded=False)
-        owned = {
-            "mov": self._mov, "cvta": self._cvta, "ld": self._load, "ldu": self._load, "st": self._store,
-            "atom": self._atomic, "red": self._atomic, "mma": self._product, "ldmatrix": self._load_matrix,
-            "stmatrix": self._store_matrix, "wmma": self._wmma,
-            **({"wgmma": self._product_of_warpgroup} if product else {}),
-            **dict.fromkeys(("shfl", "vote", "match", "redux", "elect", "movmatrix"), self._exchange),
-        }  # fmt: skip
-        if stem in owned and not instruction.opcode.startswith("st.bulk"):
-            owned[stem](instruction)
+        rule = Execution._product_of_warpgroup if followed.product else _RULES.get(stem)
+        if rule is not None and not instruction.opcode.startswith("st.bulk"):
+            rule(self, instruction)
         elif stem in _COMPUTED:
             self._compute(instruction)
         elif stem in _HINTS or stem in ("createpolicy", "setmaxnreg"):
@@ -299,13 +294,12 @@ class Execution:
 
     def _define(self) -> None:
         """All results are defined."""
-        assert self.instruction is not None
-        for register in results_and_uses(self.instruction)[0]:
+        for register in self._followed.results:
             self.assign(register, register.kind, None)
 
     def _refuse(self, instruction: Instruction, sink: str) -> None:
         """Every register that an instruction reads, but its guard, decides something."""
-        for register in uses_of(instruction):
+        for register in self._followed.uses:
             if register != instruction.guard:
                 self.use(sink, self.held(register))
 
@@ -348,9 +342,7 @@ class Execution:
         """Every result depends on all bits of all operands."""
         _, sources = destinations_and_sources(instruction)
         shades = [self.shade(operand) for operand in sources]
-        made = {
-            register: of_any(shades, register.kind, self.frame.count) for register in results_and_uses(instruction)[0]
-        }
+        made = {register: of_any(shades, register.kind, self.frame.count) for register in self._followed.results}
 
         def assign() -> None:
             for register, held in made.items():
@@ -696,3 +688,12 @@ def _atomic_mask(operation: str, kind: str, old: Array, own: Array) -> Array:
     if operation == "add" and kind[0] in "us":
         return upward(together)
     return np.where(together != 0, ~np.zeros_like(together), np.zeros_like(together))
+
+
+# What becomes of the results of instructions that are not computed operand by operand.
+_RULES: Mapping[str, Callable[[Execution, Instruction], None]] = {
+    "mov": Execution._mov, "cvta": Execution._cvta, "ld": Execution._load, "ldu": Execution._load,
+    "st": Execution._store, "atom": Execution._atomic, "red": Execution._atomic, "mma": Execution._product,
+    "ldmatrix": Execution._load_matrix, "stmatrix": Execution._store_matrix, "wmma": Execution._wmma,
+    **dict.fromkeys(("shfl", "vote", "match", "redux", "elect", "movmatrix"), Execution._exchange),
+}  # fmt: skip

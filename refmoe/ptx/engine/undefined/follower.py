@@ -22,6 +22,7 @@ from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.native_state import NativeState
 from refmoe.ptx.engine.order.racing_reads import RacingReads
 from refmoe.ptx.engine.undefined import memory
+from refmoe.ptx.engine.undefined.blocks import FollowedBlock, followed_block
 from refmoe.ptx.engine.undefined.compared import COMPARED, Compared
 from refmoe.ptx.engine.undefined.execution import Execution
 from refmoe.ptx.engine.undefined.findings import Use, finding
@@ -51,6 +52,8 @@ class Following:
         touched: global memory into which undefined values were stored.
         machine: some lanes of the launch, who can name a thread.
         racing: the reads that race, or None where none are followed.
+        blocks: what is to be known of the blocks of the code that were followed, and whether undefined values are known
+            to begin in them, by place.
     """
 
     begins: frozenset[Place] = frozenset()
@@ -59,6 +62,15 @@ class Following:
     touched: list[Region] = field(default_factory=list)
     machine: Lanes | None = None
     racing: RacingReads | None = None
+    blocks: dict[int, tuple[FollowedBlock, bool]] = field(default_factory=dict)
+
+    def block(self, place: int, code: Code) -> tuple[FollowedBlock, bool]:
+        """What is to be known of a block of the code, and whether it is to be followed from the start."""
+        if place not in self.blocks:
+            found = followed_block(code.program.blocks[place], code.homes)
+            here = ((each.instruction.line, each.instruction.text) in self.begins for each in found.instructions)
+            self.blocks[place] = found, self.everywhere or any(here)
+        return self.blocks[place]
 
     def finish(self, outputs: Iterable[tuple[Region, bool]]) -> None:
         """The launch has ended.
@@ -124,7 +136,6 @@ class UndefinedFollower:
         # By the number of a home, over all lanes of the machine.
         self._masks: dict[int, Array] = {}
         self._origins: dict[int, Array] = {}
-        self._touched: dict[int, frozenset[int]] = {}
         self._sources: dict[Instruction, frozenset[str]] = {}
         self._kinds = dict(code.homes.values())
         names = {number: name for name, (number, _) in code.homes.items()}
@@ -139,31 +150,18 @@ class UndefinedFollower:
 
     def step(self, place: int, frame: Frame, registers: Any, plain: Callable[..., Any]) -> Any:
         """Run a block for a frame, followed if it has to be, else as `plain`."""
-        if not self._is_followed(place, frame):
+        block, begins = self.following.block(place, self.code)
+        if not begins and not self._holds_undefined(block.homes, frame):
             return plain(registers, frame)
-        self.running = Execution(self, self.following.origins, frame, place)
+        self.running = Execution(self, self.following.origins, frame, place, block.instructions)
         try:
             return self.code.shadowed(place)(registers, frame, self.running)
         finally:
             self.running = None
 
-    def _is_followed(self, place: int, frame: Frame) -> bool:
-        following = self.following
-        block = self.code.program.blocks[place]
-        if following.everywhere or any((each.line, each.text) in following.begins for each in instructions_of(block)):
-            return True
-        if place not in self._touched:
-            self._touched[place] = frozenset(self._homes_of(instructions_of(block)))
-        return any(
-            bool((self._masks[number][frame.mask] != 0).any()) for number in self._touched[place] & self._masks.keys()
-        )
-
-    def _homes_of(self, instructions: tuple[Instruction, ...]) -> Iterator[int]:
-        for instruction in instructions:
-            for registers in results_and_uses(instruction):
-                for register in registers:
-                    if register.name in self.code.homes:
-                        yield self.code.homes[register.name][0]
+    def _holds_undefined(self, homes: frozenset[int], frame: Frame) -> bool:
+        """Whether one of these registers is undefined in a lane of the frame."""
+        return any(bool((self._masks[number][frame.mask] != 0).any()) for number in homes & self._masks.keys())
 
     def look(self, place: int, mask: Array) -> None:
         """Lanes are about to wait for others, or for a barrier, as the first instruction of a block says.
