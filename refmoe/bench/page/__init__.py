@@ -20,7 +20,11 @@ from refmoe.reports.bench import Target, cell_text, targets_of
 Reports = Mapping[str, Mapping[str, Any]]
 PAGE = "BENCHMARK_RESULTS.md"
 #: Pictures by name, with the report that each is drawn from.
-PICTURES: Mapping[str, str] = {"bench_gpu.png": "gpu", "bench_tiles.png": "tiles"}
+PICTURES: Mapping[str, str] = {
+    "bench_gpu.png": "gpu",
+    "bench_sweep.png": "sweep",
+    "bench_tiles.png": "tiles",
+}
 #: What no report here can hold.
 UNMEASURED = (
     "Tokens per second on an SM12x chip, which are RTX 50 cards and the GB10: nobody here has one.",
@@ -210,7 +214,8 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield ""
     yield "Each picture was drawn from the report with this digest, which its file holds as the text `Report`."
     yield ""
-    rows = ((f"`{name}`", f"`{report}`", f"`{reports[report]['digest']}`") for name, report in PICTURES.items())
+    drawn = {name: report for name, report in PICTURES.items() if report in reports}
+    rows = ((f"`{name}`", f"`{report}`", f"`{reports[report]['digest']}`") for name, report in drawn.items())
     yield from table(("picture", "report", "digest"), rows)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from PIL import Image
 
 from refmoe.bench.page import PICTURES, whole_rows
@@ -95,4 +96,63 @@ def _tiles(document: Mapping[str, Any]) -> tuple[int, Callable[[Figure], None]]:
     return len(rows), draws
 
 
-_PICTURES = {"bench_gpu.png": _gpu, "bench_tiles.png": _tiles}
+def _between(value: float, limits: tuple[float, float]) -> bool:
+    return limits[0] <= value <= limits[1]
+
+
+def _sweep(document: Mapping[str, Any]) -> tuple[int, Callable[[Figure], None]]:
+    held = [row for row in document["rows"] if not row["operation"].startswith(("layer", "GEMM"))]
+    models = list(dict.fromkeys(row["model"] for row in held))
+    # What has one launch and two is one operation.
+    operations = list(dict.fromkeys(row["operation"].partition(" in ")[0] for row in held))
+    lines = (
+        ("refmoe", "", {"color": OURS, "marker": "o"}),
+        ("refmoe", " in two launches", {"color": OURS, "linestyle": ":"}),
+        ("torch.compile", "", {"color": OTHER, "linestyle": "--", "marker": "x"}),
+    )
+
+    def draws(figure: Figure) -> None:
+        panels = figure.subplots(len(models), len(operations), sharex=True, squeeze=False)
+        for axes_of, model in zip(panels, models, strict=True):
+            for axes, operation in zip(axes_of, operations, strict=True):
+                for of, more, style in lines:
+                    rows = [
+                        row
+                        for row in sorted(held, key=lambda row: row["tokens"])
+                        if (row["model"], row["operation"], row["of"]) == (model, operation + more, of)
+                    ]
+                    if not rows:
+                        continue
+                    tokens = [row["tokens"] for row in rows]
+                    axes.plot(tokens, [row["microseconds"] for row in rows], label=of + more, markersize=3, **style)
+                    if of + more == "refmoe":
+                        floors = [row["microseconds"] / row["ratio_to_floor"] for row in rows]
+                        axes.plot(tokens, floors, label="floor", color=FLOOR)
+                if not axes.lines:
+                    axes.set_visible(False)
+                    continue
+                axes.set(xscale="log", yscale="log", title=operation)
+                axes.set_xticks((1, 16, 128, 4096))
+                for scale in (axes.xaxis, axes.yaxis):
+                    scale.set_major_formatter("{x:,.0f}")
+                    scale.set_minor_formatter(NullFormatter())
+                axes.set_yticks([tick for tick in (2, 5, 10, 20, 50, 100) if _between(tick, axes.get_ylim())])
+                axes.grid(alpha=0.3)
+                axes.spines[["top", "right"]].set_visible(False)
+        for axes_of, model in zip(panels, models, strict=True):
+            first = next(axes for axes in axes_of if axes.get_visible())
+            first.set_ylabel(f"{model}\nmicroseconds")
+        for column in panels.T:
+            lowest = [axes for axes in column if axes.get_visible()][-1]
+            lowest.set_xlabel("tokens")
+            lowest.tick_params(labelbottom=True)
+        # The panel with most lines names them all.
+        most = max(panels.flat, key=lambda axes: len(axes.lines))
+        figure.suptitle(f"{document['gpu']}: time over the number of tokens; lower is better", x=0.01, ha="left")
+        figure.legend(*most.get_legend_handles_labels(), loc="upper right", ncols=4, frameon=False)
+        figure.tight_layout()
+
+    return 8 * len(models), draws
+
+
+_PICTURES = {"bench_gpu.png": _gpu, "bench_sweep.png": _sweep, "bench_tiles.png": _tiles}

@@ -32,6 +32,8 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
     """)
     yield ""
     yield from paragraph(_compared(report["differing"]))
+    yield ""
+    yield "![The time of each operation over the number of tokens, beside torch and the floor](bench_sweep.png)"
     for model in dict.fromkeys(row["model"] for row in rows):
         yield ""
         yield f"### {model}"
