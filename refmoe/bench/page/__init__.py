@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,6 +187,7 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield from table(tuple(TILE_COLUMNS), _tile_rows(tiles))
     yield ""
     yield from _beside_cutlass(tiles)
+    yield from _not_counted(tiles)
     for reason, builds in reasons(tiles["not_built"]).items():
         yield f"- {len(builds)} builds of CUTLASS are not there, {reason}: {_tiles_of(builds)}."
     yield ""
@@ -375,8 +377,24 @@ def target_ratio(target: GpuTarget, rows: Sequence[Mapping[str, Any]]) -> float 
 
 
 def _tile_rows(tiles: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    # ptxas makes another machine code of CUTLASS's kernel for each chip; of ours it makes the same.
+    several = Counter((row["kernel"], row["tile"]) for row in tiles["rows"])
     for row in tiles["rows"]:
-        yield tuple(cell_text(row.get(key)) or "not counted" for key in TILE_COLUMNS.values())
+        kernel = row["kernel"]
+        if several[kernel, row["tile"]] > 1:
+            kernel = f"{kernel}, {' '.join(row['archs'])}"
+        named = {**row, "kernel": kernel}
+        yield tuple(cell_text(named.get(key)) or "not counted" for key in TILE_COLUMNS.values())
+
+
+def _not_counted(tiles: Mapping[str, Any]) -> Iterator[str]:
+    """Why the instructions of some kernels are not counted, a reason a line."""
+    reasons: dict[str, list[str]] = {}
+    for row in tiles["rows"]:
+        if "not_counted" in row:
+            reasons.setdefault(row["not_counted"], []).append(f"{row['kernel']} ({' '.join(row['archs'])})")
+    for reason, kernels in reasons.items():
+        yield f"- Not counted, because {reason}: {', '.join(kernels)}."
 
 
 def _beside_cutlass(tiles: Mapping[str, Any]) -> Iterator[str]:
@@ -387,9 +405,10 @@ def _beside_cutlass(tiles: Mapping[str, Any]) -> Iterator[str]:
         for ours in tiles["rows"]:
             if ours["kernel"] == "refmoe MXFP4" and ours["tile"] == theirs["tile"]:
                 ratio = ours["instructions_a_step"] / theirs["instructions_a_step"]
+                build = f"{theirs['kernel']} for {' '.join(theirs['archs'])}"
                 yield (
                     f"- {theirs['tile']}: refmoe's kernel issues {ratio:.2f} times as many instructions a step as "
-                    f"{theirs['kernel']}. It spills {ours['spill_bytes']} bytes, and CUTLASS's {theirs['spill_bytes']}."
+                    f"{build}. It spills {ours['spill_bytes']} bytes, and CUTLASS's {theirs['spill_bytes']}."
                 )
 
 

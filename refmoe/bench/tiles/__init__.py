@@ -39,7 +39,7 @@ from refmoe.museum.cutlass.gemm import host_launch, prepare
 from refmoe.views.sass import NotBuilt, Sass, cutlass_builds, cutlass_sass, disassembly, find_nvdisasm, read_sass
 
 #: Tokens of a layer for which times are predicted.
-TOKENS = (1, 8, 64, 512, 4096)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 4096)
 ARCHS = CUTLASS_ARCHITECTURES
 OUT_DTYPE = "bf16"
 _SEED = 20251123

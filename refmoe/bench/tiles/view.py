@@ -26,6 +26,8 @@ _COLUMNS: Mapping[str, str] = {
     "load_conflicts": "conflicts",
     "worst_conflict": "worst",
 }
+# A terminal has no room for more.
+_SHOWN_TOKENS = (1, 8, 64, 512, 4096)
 NOTE = (
     "A step multiplies one stage and copies another, once for each K of the tile. ins: instructions of a step by all "
     "warps of a block; ins/B: divided by the bytes of operands that a step takes; mma: "
@@ -75,8 +77,8 @@ def reasons(not_built: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def prediction_table(predictions: list[dict[str, Any]]) -> Table:
-    """A line for each product, GEMM and tile; a column for each number of tokens."""
-    tokens = sorted({each["tokens"] for each in predictions})
+    """A line for each product, GEMM and tile; a column for some numbers of tokens. The report has all."""
+    tokens = [count for count in _SHOWN_TOKENS if count in {each["tokens"] for each in predictions}]
     table = plain_table("product", "model", "GEMM", "kernel", "tile", *(f">M = {count:,}" for count in tokens))
     lines: dict[tuple[str, ...], dict[int, str]] = {}
     for each in predictions:
