@@ -95,7 +95,7 @@ help:
 $(VENV)/.core: pyproject.toml
 	@# pip and not python: a Python without ensurepip leaves the one and not the other.
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable .
+	$(INSTALL) --editable '.[pictures]'
 	@# nvcc of CUDA_HOME or PATH serves; only a machine without one downloads the compiler (270 MB).
 	$(BIN)/python -c "from refmoe.cuda import toolchain; toolchain.find_toolchain()" 2>/dev/null \
 		|| $(INSTALL) --editable '.[nvcc]'

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from refmoe.chips import TARGETS
-from refmoe.errors import RefmoeError
+from refmoe.errors import NO_DRIVER, RefmoeError
 from refmoe.probe.instructions import Instruction
 from refmoe.probe.kernels import ENTRY, MOST_TILES, QUESTIONS, answers, arguments, ptx_text, threads
 from refmoe.probe.vectors import Batch, Vector
@@ -85,7 +85,10 @@ class CudaBox:
             self.call("cuInit", 0)
             if not self.call("cuDeviceGetCount"):
                 raise NoGpu("the driver sees no GPU")
-        except (RuntimeError, Unanswered) as error:
+        except RuntimeError as error:
+            # cuda-bindings's own sentence on a machine without libcuda.so.1 names no driver.
+            raise NoGpu(NO_DRIVER) from error
+        except Unanswered as error:
             raise NoGpu(f"the CUDA driver cannot be used: {error}") from error
         device = self.call("cuDeviceGet", 0)
         attribute = self.api.CUdevice_attribute
