@@ -50,7 +50,7 @@ def opened(name: str, arch: str | None = None, csrc: Path = CSRC) -> Device:
         ToolchainError: neither nvcc nor PTX in the package.
     """
     lacks = _lacks_compiler()
-    if name == "cuda" and (lacks or importlib.util.find_spec("torch") is None):
+    if name == "cuda" and (lacks or not _has_torch()):
         # The GPU first: without one, nobody misses a compiler.
         device = DriverDevice(arch, csrc)
         if lacks:
@@ -63,6 +63,10 @@ def opened(name: str, arch: str | None = None, csrc: Path = CSRC) -> Device:
             packaged_ptx(csrc / f"{_FIRST}.cu", found.arch)
         return PackagedPtxDevice(found.arch, found.multiprocessors, csrc)
     return found
+
+
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
 
 
 def _lacks_compiler() -> str:

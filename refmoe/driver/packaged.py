@@ -12,7 +12,7 @@ import json
 import lzma
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -79,15 +79,21 @@ class Packed:
     file_bytes: int
 
 
-def pack(folder: Path, toolchain: Toolchain | None = None) -> Packed:
-    """Compile every production kernel for every architecture, and write the texts with their manifest to a folder.
+def pack(folder: Path, toolchain: Toolchain | None = None, sources: Sequence[Path] | None = None) -> Packed:
+    """Compile production kernels for every architecture, and write the texts with their manifest to a folder.
+
+    Args:
+        folder: where to; it is made.
+        toolchain: the compiler; None for the one that is found.
+        sources: of the kernels; None for all.
 
     Raises:
         ToolchainError: no compiler, or a source that does not compile.
         OSError: the folder cannot be written.
     """
     compiler = toolchain or find_toolchain()
-    targets = [Target(source, arch, "ptx") for source in sorted(CSRC.glob("*.cu")) for arch in KERNEL_ARCHS]
+    chosen = sorted(CSRC.glob("*.cu")) if sources is None else sources
+    targets = [Target(source, arch, "ptx") for source in chosen for arch in KERNEL_ARCHS]
     folder.mkdir(parents=True, exist_ok=True)
     texts: dict[str, _Text] = {}
     text_bytes = file_bytes = 0
