@@ -103,7 +103,7 @@ class PackagedPtxDevice(PtxDevice):
         return self._modules[target]
 
 
-class Memory:
+class DriverMemory:
     """Bytes on the GPU, freed with this object.
 
     Attributes:
@@ -191,14 +191,14 @@ class DriverDevice(CudaDevice):
     def upload(self, name: str, array: npt.NDArray[Any]) -> Buffer:
         """Memory with the array's bytes."""
         content = np.ascontiguousarray(array.view(np.uint8))
-        memory = Memory(self, content.shape)
+        memory = DriverMemory(self, content.shape)
         if memory.nbytes:
             self.call("cuMemcpyHtoD", memory.data_ptr(), content.ctypes.data, memory.nbytes)
         return memory
 
     def output(self, name: str, shape: tuple[int, ...], fill: int, *, initialised: bool = False) -> Buffer:
         """Memory whose bytes hold `fill`."""
-        memory = Memory(self, tuple(shape))
+        memory = DriverMemory(self, tuple(shape))
         if memory.nbytes:
             self.call("cuMemsetD8", memory.data_ptr(), fill, memory.nbytes)
         return memory

@@ -71,7 +71,7 @@ class _Manifest(BaseModel):
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedPtx:
     """What `pack` wrote: how many texts, their bytes, and the bytes of the files."""
 
     texts: int
@@ -79,7 +79,7 @@ class Packed:
     file_bytes: int
 
 
-def pack(folder: Path, toolchain: Toolchain | None = None, sources: Sequence[Path] | None = None) -> Packed:
+def pack(folder: Path, toolchain: Toolchain | None = None, sources: Sequence[Path] | None = None) -> PackedPtx:
     """Compile production kernels for every architecture, and write the texts with their manifest to a folder.
 
     Args:
@@ -106,7 +106,7 @@ def pack(folder: Path, toolchain: Toolchain | None = None, sources: Sequence[Pat
         text_bytes, file_bytes = text_bytes + len(text), file_bytes + len(packed)
     manifest = _Manifest(version=_VERSION, compiler=compiler.build_id.splitlines()[-1], texts=texts)
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    return Packed(len(texts), text_bytes, file_bytes)
+    return PackedPtx(len(texts), text_bytes, file_bytes)
 
 
 def without_places(text: str) -> str:

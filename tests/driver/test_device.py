@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="no cuda-bindings")
 
-from support.kernel_driver import KernelDriver, Status
+from support.probe.kernel_driver import KernelDriver, Status
 from support.toolchain import hide_nvcc
 
 from refmoe.catalog import parse_case
