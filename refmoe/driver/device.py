@@ -27,7 +27,7 @@ from refmoe.cuda.device import (
 )
 from refmoe.cuda.launch import Buffer, Entry, LaunchPlan
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build, find_toolchain
-from refmoe.driver.packaged import compiler_line, packaged_ptx
+from refmoe.driver.packaged import compiler_line, entries_in, packaged_ptx, with_one_entry
 from refmoe.errors import NO_DRIVER, RefmoeError
 
 #: The stream that waits for all others, and they for it.
@@ -126,7 +126,7 @@ class DriverMemory:
 class DriverDevice(CudaDevice):
     """Runs kernels on the first GPU. Memory is the driver's; the code is nvcc's, or PTX of the package.
 
-    The driver assembles PTX itself, once for each source.
+    The driver assembles PTX itself, once for each entry that is launched.
     """
 
     def __init__(self, arch: str | None = None, csrc: Path = CSRC, driver: Any = None) -> None:
@@ -177,6 +177,7 @@ class DriverDevice(CudaDevice):
         self._modules: dict[Path | bytes, Any] = {}
         self._functions: dict[Entry, Any] = {}
         self._shared_limits: dict[Entry, int] = {}
+        self._texts: dict[Path, str] = {}
         self._compiles = not _lacks_compiler()
 
     @property
@@ -218,12 +219,9 @@ class DriverDevice(CudaDevice):
 
     def function(self, kernel: Entry) -> Any:
         """The driver's handle of an entry; its module is loaded once."""
-        if kernel in self._functions:
-            return self._functions[kernel]
-        source = kernel.path(self.csrc)
-        if source not in self._modules:
-            self._modules[source] = self._code(source)
-        self._functions[kernel] = self.call("cuModuleGetFunction", self._modules[source], kernel.entry.encode())
+        if kernel not in self._functions:
+            module = self._compiled(kernel) if self._compiles else self._assembled(kernel.path(self.csrc), kernel.entry)
+            self._functions[kernel] = self.call("cuModuleGetFunction", module, kernel.entry.encode())
         return self._functions[kernel]
 
     def check_code(self) -> None:
@@ -234,21 +232,32 @@ class DriverDevice(CudaDevice):
             DeviceUnavailable: the driver is too old for it.
         """
         source = self.csrc / f"{_FIRST}.cu"
-        self._modules[source] = self._code(source)
+        self._assembled(source, entries_in(self._text(source))[0])
 
-    def _code(self, source: Path) -> Any:
-        """The driver's module of a source."""
-        if self._compiles:
+    def _compiled(self, kernel: Entry) -> Any:
+        """The driver's module of a source that nvcc compiles."""
+        source = kernel.path(self.csrc)
+        if source not in self._modules:
             target = Target(source, self.arch, "cubin")
-            return self._loaded(build([target])[target])
-        text = packaged_ptx(source, self.arch)
+            self._modules[source] = self._loaded(build([target])[target])
+        return self._modules[source]
+
+    def _text(self, source: Path) -> str:
+        """The package's PTX of a source, unpacked once."""
+        if source not in self._texts:
+            self._texts[source] = packaged_ptx(source, self.arch)
+        return self._texts[source]
+
+    def _assembled(self, source: Path, entry: str) -> Any:
+        """The driver's module of one entry. It assembles the PTX itself, which takes seconds for all of a source."""
         # The driver reads a text up to a zero byte.
-        status, *module = self.driver.cuModuleLoadData(text.encode() + b"\0")
+        image = with_one_entry(self._text(source), entry).encode() + b"\0"
+        status, *module = self.driver.cuModuleLoadData(image)
         if status == self.driver.CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
             raise DeviceUnavailable(too_old_text(self.call("cuDriverGetVersion")))
         if status != self.driver.CUresult.CUDA_SUCCESS:
             _, said = self.driver.cuGetErrorString(status)
-            raise RefmoeError(f"the driver cannot load the PTX of {source.name}: {said.decode() if said else status}")
+            raise RefmoeError(f"the driver cannot load the PTX of {entry}: {said.decode() if said else status}")
         return module[0]
 
     def _start(

@@ -30,6 +30,8 @@ MANIFEST = "manifest.json"
 _VERSION = 1
 #: A path in a `.file` line: of whom it names, only what is below the sources or the toolkit's headers stays.
 _FILE = re.compile(r'^(\s*\.file\s+\d+\s+)"([^"]*)"', re.MULTILINE)
+#: The first line of an entry.
+_ENTRY = re.compile(r"\.visible \.entry (\w+)\(")
 #: The longest text that is unpacked; the largest of today has 4 MB.
 _MOST_BYTES = 1 << 26
 
@@ -139,6 +141,38 @@ def packaged_ptx(source: Path, arch: str, folder: Path | None = None) -> str:
     if text is None or hashlib.sha256(text).hexdigest() != known.sha256:
         raise PackagedPtxError(f"{place / name}.ptx.xz is damaged. Install refmoe again, or install nvcc")
     return text.decode()
+
+
+def entries_in(text: str) -> list[str]:
+    """The names of the entries of PTX that nvcc wrote, in their order."""
+    return [begins[1] for line in text.splitlines() if (begins := _ENTRY.match(line))]
+
+
+def with_one_entry(text: str, entry: str) -> str:
+    """PTX without its other entries: a driver takes half a minute for all of them, and a run launches few.
+
+    Raises:
+        PackagedPtxError: there is no such entry, or the text is not of the form that nvcc writes.
+    """
+    kept: list[str] = []
+    # Of the entry that a line is in: whether it is the wanted one, and how many of its braces are open.
+    wanted, depth, found = True, 0, 0
+    inside = False
+    for line in text.splitlines(keepends=True):
+        if begins := _ENTRY.match(line):
+            if inside:
+                raise PackagedPtxError(f"an entry within an entry: {line.strip()}")
+            inside, wanted = True, begins[1] == entry
+            found += wanted
+        if not inside or wanted:
+            kept.append(line)
+        if inside:
+            code = line.partition("//")[0]
+            depth += code.count("{") - code.count("}")
+            inside = depth > 0 or "}" not in code
+    if inside or found != 1:
+        raise PackagedPtxError(f"{found} entries {entry} in the PTX; needed one that can be taken out of it")
+    return "".join(kept)
 
 
 def compiler_line() -> str | None:

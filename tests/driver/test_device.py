@@ -18,7 +18,7 @@ from refmoe.catalog import parse_case
 from refmoe.cuda.device import CudaDevice, DeviceUnavailable
 from refmoe.cuda.toolchain import CSRC, find_toolchain
 from refmoe.driver import DriverDevice, device, opened, packaged
-from refmoe.driver.packaged import pack
+from refmoe.driver.packaged import entries_in, pack, packaged_ptx
 from refmoe.errors import RefmoeError
 from refmoe.families.family import LaunchFailed
 from refmoe.verify.kernel import Devices, Kernel
@@ -82,14 +82,17 @@ def test_a_wrong_kernel_is_found(bare: None, monkeypatch: pytest.MonkeyPatch) ->
     assert run_case(Kernel(case.family, Devices()), case).verdict is Verdict.MISMATCH
 
 
-def test_each_source_is_loaded_once(bare: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_entry_is_loaded_once_and_alone(bare: None, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = KernelDriver((12, 1))
     with_driver(monkeypatch, driver)
     devices = Devices()
     for text in CASES[:1] * 3:
         case = parse_case(text, "sm_121a")
         assert run_case(Kernel(case.family, devices), case).verdict is Verdict.PASS
-    assert len(driver.loaded) == 1
+    # The first one shows that the driver takes PTX of the package at all.
+    first, launched = (entries_in(text) for text in driver.loaded)
+    assert first == entries_in(packaged_ptx(CSRC / "quantize.cu", "sm_121a"))[:1]
+    assert launched == ["refmoe_mxfp8_quantize_bf16_rceil_exact_linear"]
 
 
 def test_memory_holds_what_it_is_given(bare: None) -> None:

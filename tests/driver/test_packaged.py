@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import lzma
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
-from support.toolchain import hide_nvcc
+from support.toolchain import PTXAS, hide_nvcc
 
 from refmoe.catalog import parse_case
 from refmoe.chips import KERNEL_ARCHS
-from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build, find_toolchain
+from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build, entries_of, find_toolchain
 from refmoe.driver import compiler_in_use, opened, packaged
 from refmoe.driver.device import PackagedPtxDevice
-from refmoe.driver.packaged import PackagedPtxError, pack, packaged_ptx, without_places
+from refmoe.driver.packaged import PackagedPtxError, entries_in, pack, packaged_ptx, with_one_entry, without_places
 from refmoe.reports.environment import current_environment
 from refmoe.verify.kernel import Devices, Kernel
 from refmoe.verify.runner import run_case
@@ -59,6 +60,42 @@ def test_it_is_what_nvcc_makes(made: Path, arch: str) -> None:
         assert f".target {arch}" in text
         assert '.file\t1 "' in text
         assert str(CSRC.parent) not in text
+
+
+@pytest.mark.skipif(PTXAS is None, reason="no ptxas")
+@pytest.mark.parametrize("source", ["quantize", "routing", "finalize", "deepseek_gemm_wgmma"])
+def test_one_entry_of_it_is_a_whole_module(source: str, tmp_path: Path) -> None:
+    """With functions that entries call, and with braces of inline PTX at the beginning of a line."""
+    assert PTXAS is not None
+    target = Target(CSRC / f"{source}.cu", "sm_90a", "ptx")
+    text = build([target])[target].read_text()
+    entries = entries_in(text)
+    assert set(entries) == entries_of(build([target])[target])
+    alone = [with_one_entry(text, entry) for entry in entries]
+    assert [entries_in(each) for each in alone] == [[entry] for entry in entries]
+    # Nothing but entries is left out, and each of them whole.
+    other = ".visible .entry other(\n)\n{\n}\n"
+    rest = len(with_one_entry(text + other, "other")) - len(other)
+    assert sum(len(each) - rest for each in alone) + rest == len(text)
+    for each in (alone[0], alone[-1]):
+        (tmp_path / "a.ptx").write_text(each)
+        command = [PTXAS, "-arch=sm_90a", tmp_path / "a.ptx", "-o", tmp_path / "out"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ".visible .entry a(\n)\n{\n",
+        ".visible .entry a(\n)\n{\n.visible .entry b(\n)\n{\n}\n}\n",
+        ".visible .entry a(\n)\n{\n}\n.visible .entry a(\n)\n{\n}\n",
+        ".visible .entry b(\n)\n{\n}\n",
+    ],
+)
+def test_an_entry_that_cannot_be_taken_out_is_an_error(text: str) -> None:
+    with pytest.raises(PackagedPtxError):
+        with_one_entry(text, "a")
 
 
 def test_only_the_folders_of_file_lines_are_left_out() -> None:
