@@ -49,6 +49,7 @@ def main() -> int:
             if wheel is None:
                 _run(sys.executable, ROOT / "tools" / "wheel.py", "--output", scratch)
                 (wheel,) = Path(scratch).glob("refmoe-*.whl")
+            wheel_bytes = wheel.stat().st_size
             installs = [
                 _measured("whole", Path(scratch) / "whole", [[f"{wheel}[probe]"]]),
                 _measured("five", Path(scratch) / "five", [list(FIVE), ["--no-deps", str(wheel)]]),
@@ -61,7 +62,7 @@ def main() -> int:
         "refmoe": __version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "wheel_bytes": wheel.stat().st_size if wheel.is_file() else None,
+        "wheel_bytes": wheel_bytes,
         "installs": installs,
     }
     write_atomic(TARGET, json.dumps(document, indent=1) + "\n")

@@ -416,9 +416,9 @@ def _deepseek() -> str:
 def _installs() -> str:
     """A row for each way to install the probe, as `make sizes` measured it, and where the space goes."""
     document = json.loads((DOCS / "install.json").read_text())
-    rows = ["| install | packages | to fetch | on the disk |", "|---|---:|---:|---:|"]
+    rows = ["| install | packages | to fetch | on the disk | pip, once fetched |", "|---|---:|---:|---:|---:|"]
     for each, label in zip(document["installs"], ("`refmoe[probe]`", "five packages"), strict=True):
-        sizes = f"{each['fetched_bytes'] / 1e6:.0f} MB | {each['bytes'] / 1e6:.0f} MB"
+        sizes = f"{each['fetched_bytes'] / 1e6:.0f} MB | {each['bytes'] / 1e6:.0f} MB | {each['seconds']:.0f} s"
         rows.append(f"| {label} | {len(each['packages'])} | {sizes} |")
     large = {name: size for name, size in document["installs"][0]["packages"].items() if size >= 10e6}
     parts = [f"{name} {size / 1e6:.0f} MB" for name, size in sorted(large.items(), key=lambda item: -item[1])]
