@@ -16,6 +16,7 @@ from support.toolchain import hide_nvcc
 
 from refmoe.catalog import parse_case
 from refmoe.cuda.device import CudaDevice, DeviceUnavailable
+from refmoe.cuda.launch import Entry
 from refmoe.cuda.toolchain import CSRC, find_toolchain
 from refmoe.driver import DriverDevice, device, opened, packaged
 from refmoe.driver.packaged import entries_in, pack, packaged_ptx
@@ -198,3 +199,26 @@ def test_with_nvcc_and_torch_it_is_torchs_device(monkeypatch: pytest.MonkeyPatch
         assert type(opened("cuda")) is CudaDevice
     except DeviceUnavailable as error:
         assert "torch sees no CUDA device" in str(error)  # noqa: PT017
+
+
+def test_torch_without_nvcc_is_not_enough_for_torchs_device(bare: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_has_torch", lambda: True)
+    with_driver(monkeypatch, KernelDriver())
+    assert type(opened("cuda")) is DriverDevice
+
+
+def test_nvcc_without_torch_gives_the_driver_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Takes(KernelDriver):
+        def cuModuleLoadData(self, image: bytes) -> tuple[Any, ...]:
+            self.images = [*getattr(self, "images", []), image]
+            return Status.CUDA_SUCCESS, None
+
+    monkeypatch.setattr(device, "_has_torch", lambda: False)
+    driver = Takes()
+    with_driver(monkeypatch, driver)
+    gpu = opened("cuda")
+    assert isinstance(gpu, DriverDevice)
+    gpu.function(Entry("quantize", "refmoe_mxfp8_quantize_bf16_rceil_exact_linear"))
+    gpu.function(Entry("quantize", "refmoe_mxfp8_quantize_bf16_rceil_exact_8x4"))
+    (image,) = driver.images  # a source whole, as nvcc assembled it
+    assert image.startswith(b"\x7fELF")
