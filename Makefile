@@ -49,7 +49,7 @@ PARITY_all := --level full
 # A machine may forbid compiled modules; every command here would then compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup explained parity cutlass cute samples llama-cpp full mutants executor-faults drift convert notebooks test slow test-gpu workflow lint gate baseline readme pictures bench benchmarks against clean mutate invariant litmus schedules exhaustive site
+.PHONY: help setup explained parity cutlass cute samples llama-cpp full mutants executor-faults drift convert notebooks test slow test-gpu workflow lint gate baseline readme pictures wheel sizes bench benchmarks against clean mutate invariant litmus schedules exhaustive site
 
 help:
 	@echo "Prove"
@@ -87,6 +87,8 @@ help:
 	@echo "  make benchmarks docs/BENCHMARK_RESULTS.md and its pictures, from reports/bench"
 	@echo "The rest"
 	@echo "  make setup      install at once all that the other targets install when they need it"
+	@echo "  make wheel      dist/refmoe-*.whl with the PTX of every kernel, for machines without nvcc (minutes)"
+	@echo "  make sizes      docs/install.json: what \`refmoe probe\` installs, measured in fresh environments (140 MB to fetch)"
 	@echo "  make site       docs/ as a site, into out/site"
 	@echo "  make clean      remove what is installed and built here"
 
@@ -95,7 +97,7 @@ help:
 $(VENV)/.core: pyproject.toml
 	@# pip and not python: a Python without ensurepip leaves the one and not the other.
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable .
+	$(INSTALL) --editable '.[pictures]'
 	@# nvcc of CUDA_HOME or PATH serves; only a machine without one downloads the compiler (270 MB).
 	$(BIN)/python -c "from refmoe.cuda import toolchain; toolchain.find_toolchain()" 2>/dev/null \
 		|| $(INSTALL) --editable '.[nvcc]'
@@ -267,6 +269,14 @@ site: $(VENV)/.site
 workflow: $(VENV)/.test
 	$(BIN)/python -m pytest -n 0 -m slow tests/test_workflow.py
 
+# Nothing of it is committed. A wheel that pip builds by itself has no PTX: that takes nvcc.
+wheel: $(VENV)/.core
+	$(BIN)/python tools/wheel.py --output dist
+
+sizes: $(VENV)/.core
+	$(BIN)/python tools/install_sizes.py
+	$(BIN)/python tools/readme.py
+
 # docs/report.png is a page as Chromium shows it; without Chromium it says what to run where there is one.
 pictures: $(VENV)/.core
 	$(BIN)/python tools/pictures.py
@@ -286,4 +296,4 @@ against: $(VENV)/.cutlass
 	$(BIN)/refmoe bench executor --against out/$(BEFORE) --report reports/bench/against.json
 
 clean:
-	rm -rf $(VENV) out build *.egg-info
+	rm -rf $(VENV) out build dist *.egg-info

@@ -21,6 +21,7 @@ _PACKAGES = {
     "gfloat": "'refmoe[oracles]'",
     "gguf": "'refmoe[oracles]'",
     "hypothesis": "'refmoe[test]'",
+    "matplotlib": "'refmoe[pictures]'",
     "mpmath": "'refmoe[oracles]'",
     "pytest": "'refmoe[test]'",
     "torch": "'refmoe[cuda]'",

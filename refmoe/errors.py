@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+#: What is said where a GPU is asked for and the driver's library is not there.
+NO_DRIVER = "this machine has no NVIDIA driver: libcuda.so.1 is not found"
+
 
 class RefmoeError(Exception):
     """Base class of the errors that refmoe raises on purpose."""

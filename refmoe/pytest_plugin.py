@@ -83,15 +83,14 @@ def refmoe_case(request: pytest.FixtureRequest) -> Iterator[RefmoeCase]:
 def refmoe_device(request: pytest.FixtureRequest) -> Device:
     """A device to run refmoe's own kernels on, beside yours: the executor, which needs no GPU.
 
-    Parametrize it indirectly with "cuda" for the machine's GPU. The test is skipped where there is no such device or no
-    compiler.
+    Parametrize it indirectly with "cuda" for the machine's GPU. The test is skipped where there is no such device, or
+    neither a compiler nor PTX in the package.
     """
-    from refmoe.cuda import DeviceUnavailable, ToolchainError, open_device
-    from refmoe.cuda.toolchain import find_toolchain
+    from refmoe.cuda import DeviceUnavailable, ToolchainError
+    from refmoe.driver import opened
 
     try:
-        find_toolchain()
-        return open_device(getattr(request, "param", "ptx"))
+        return opened(getattr(request, "param", "ptx"))
     except (DeviceUnavailable, ToolchainError) as error:
         pytest.skip(str(error))
 

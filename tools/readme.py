@@ -413,6 +413,22 @@ def _deepseek() -> str:
     return f"What they rest on: {words} ([the words](../guides/probe.md))."
 
 
+def _installs() -> str:
+    """A row for each way to install the probe, as `make sizes` measured it, and where the space goes."""
+    document = json.loads((DOCS / "install.json").read_text())
+    rows = ["| install | packages | to fetch | on the disk | pip, once fetched |", "|---|---:|---:|---:|---:|"]
+    for each, label in zip(document["installs"], ("`refmoe[probe]`", "five packages"), strict=True):
+        sizes = f"{each['fetched_bytes'] / 1e6:.0f} MB | {each['bytes'] / 1e6:.0f} MB | {each['seconds']:.0f} s"
+        rows.append(f"| {label} | {len(each['packages'])} | {sizes} |")
+    large = {name: size for name, size in document["installs"][0]["packages"].items() if size >= 10e6}
+    parts = [f"{name} {size / 1e6:.0f} MB" for name, size in sorted(large.items(), key=lambda item: -item[1])]
+    return (
+        "\n".join(rows)
+        + f"\n\nMeasured by `make sizes` with Python {document['python']} on {document['platform']}. The most is: "
+        + f"{', '.join(parts)}. The wheel of refmoe has {document['wheel_bytes'] / 1e6:.1f} MB."
+    )
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "mismatch": _mismatch,
     "proven": _proven,
@@ -429,6 +445,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "probed": _probed,
     "chips": _chips,
     "ran": _ran,
+    "installs": _installs,
     "answered": lambda: answered_sentence(read_evidence()),
     "mxfp8": lambda: mxfp8_sentence(read_evidence()),
     "deepseek": _deepseek,

@@ -145,9 +145,15 @@ def write_output(what: str, path: Path, text: str) -> None:
 
 
 def check_picture(option: str, path: Path | None) -> None:
-    """See that a picture can be drawn into a file of that name."""
+    """See that a picture can be drawn into a file of that name.
+
+    Raises:
+        ModuleNotFoundError: there is no matplotlib; to find that out after an hour of work would lose the work.
+    """
     if path is not None and path.suffix.lower() not in (".png", ".svg"):
         usage(f"{option}: found {path}; needed a name that ends in .png or .svg")
+    if path is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
 
 
 def write_files(texts: Mapping[Path, Callable[[], str]]) -> tuple[list[Path], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -10,6 +11,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from refmoe.cli.common import JsonOption, app, file_option, finish, listed, tracked, usage, usage_errors, writing
+
+#: Processes of the parity suite of a bundle, at most: each has a context on the GPU.
+_JOBS = 4
 
 _BundleOption = Annotated[
     Path | None, file_option("Write all questions and answers to FILE, which you can send to refmoe.")
@@ -95,7 +99,8 @@ def _ask(
     left_out = [] if "probes" in parts else [("probes", "not wanted")]
     on = ["--device", device] + (["--arch", box.target] if device == "ptx" else [])
     for part, arguments in (
-        ("parity", ["parity", "--level", "quick", *on]),
+        # Each process has the driver assemble what it launches: that is most of the time.
+        ("parity", ["parity", "--level", "quick", "--jobs", str(min(os.cpu_count() or 1, _JOBS)), *on]),
         ("benchmarks", ["bench", "gpu" if device == "cuda" else "quantize"]),
     ):
         reason = "not wanted"

@@ -30,6 +30,9 @@ PARTS = ("probes", "parity", "benchmarks")
 """What a bundle may hold; `probes` are always wanted by a merge."""
 _SECONDS = 45  # of the parity suite and of the benchmarks, each: with the probes that stays below two minutes
 
+#: Why something is left out that nobody asked for.
+_NOT_WANTED = "not wanted"
+
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
 
@@ -177,7 +180,17 @@ def made_by_command(arguments: Sequence[str]) -> tuple[dict[str, Any] | None, st
             lines = (done.stderr or done.stdout).strip().splitlines()
             return None, f"`refmoe {' '.join(arguments)}` made no report: {lines[-1] if lines else done.returncode}"
         document: dict[str, Any] = json.loads(report.read_text())
-        return document, ""
+        return (None, reason) if (reason := _why_nothing_ran(document)) else (document, "")
+
+
+def _why_nothing_ran(document: Mapping[str, Any]) -> str:
+    """What the cases of a parity report say, if none of them ran: no PTX, an old driver, a chip without kernels."""
+    cases = document.get("cases", [])
+    if not cases or any(case["verdict"] != "SKIPPED" for case in cases):
+        return ""
+    # Some lack a package of their own, and most the same as all others.
+    reasons = [str(case["reason"]) for case in cases]
+    return max(reasons, key=reasons.count)
 
 
 def summary(document: dict[str, Any]) -> str:
@@ -191,6 +204,8 @@ def summary(document: dict[str, Any]) -> str:
     lines.append(f"{document['gpu']} ({document['arch']}): {counts or 'no instruction'}; {vectors:,} questions")
     took = [f"{part} {seconds:,.1f} s" for part, seconds in document["seconds"].items() if seconds is not None]
     lines.append(f"took: {', '.join(took)}")
+    reasons = {each["name"]: each["reason"] for each in document["left_out"]}
+    lines += [f"without {part}: {reasons[part]}" for part in PARTS if reasons.get(part, _NOT_WANTED) != _NOT_WANTED]
     if document["device"] == "ptx":
         lines.append(
             "These are answers of the executor, which computes by refmoe's models: they say nothing of a chip."
@@ -209,7 +224,7 @@ def _conclusion(record: dict[str, Any]) -> str:
 
 def _reason(instruction: Instruction, target: str) -> str:
     if target in instruction.targets:
-        return "not wanted"
+        return _NOT_WANTED
     return f"{target} does not have it: it needs {' or '.join(instruction.targets)}"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from refmoe.chips import TARGETS
-from refmoe.errors import RefmoeError
+from refmoe.errors import NO_DRIVER, RefmoeError
 from refmoe.probe.instructions import Instruction
 from refmoe.probe.kernels import ENTRY, MOST_TILES, QUESTIONS, answers, arguments, ptx_text, threads
 from refmoe.probe.vectors import Batch, Vector
@@ -81,11 +81,15 @@ class CudaBox:
 
     def __init__(self, driver: Any = None) -> None:
         self.api = _driver() if driver is None else driver
+        self.status: Any = None  # of the last call
         try:
             self.call("cuInit", 0)
             if not self.call("cuDeviceGetCount"):
                 raise NoGpu("the driver sees no GPU")
-        except (RuntimeError, Unanswered) as error:
+        except RuntimeError as error:
+            # cuda-bindings's own sentence on a machine without libcuda.so.1 names no driver.
+            raise NoGpu(NO_DRIVER) from error
+        except Unanswered as error:
             raise NoGpu(f"the CUDA driver cannot be used: {error}") from error
         device = self.call("cuDeviceGet", 0)
         attribute = self.api.CUdevice_attribute
@@ -110,7 +114,7 @@ class CudaBox:
         if instruction.name not in self._functions:
             # The driver compiles PTX itself; it wants a text that ends in a zero byte.
             image = ptx_text(instruction, self.target).encode() + b"\0"
-            module = self.call("cuModuleLoadData", image)
+            module = self._module(image)
             self._functions[instruction.name] = self.call("cuModuleGetFunction", module, ENTRY.encode())
         places = []
         try:
@@ -129,6 +133,21 @@ class CudaBox:
                 self.call("cuMemFree", place)
         return result
 
+    def _module(self, image: bytes) -> Any:
+        """The driver's form of a kernel.
+
+        Raises:
+            Unanswered: the driver cannot make it.
+        """
+        try:
+            return self.call("cuModuleLoadData", image)
+        except Unanswered as error:
+            if self.status != self.api.CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
+                raise
+            version = TARGETS[self.target].ptx_version
+            text = f"the driver runs {self.driver} and does not know PTX {version}, which {self.target} is asked in"
+            raise Unanswered(f"{text}: update the driver") from error
+
     def call(self, name: str, *given: Any) -> Any:
         """A function of the driver by name; its result.
 
@@ -136,6 +155,7 @@ class CudaBox:
             Unanswered: it failed; the message has the driver's own words.
         """
         status, *results = getattr(self.api, name)(*given)
+        self.status = status
         if status != self.api.CUresult.CUDA_SUCCESS:
             _, text = self.api.cuGetErrorString(status)
             raise Unanswered(f"{name} failed: {text.decode() if text else status}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import math
 import os
 import platform
@@ -111,7 +112,7 @@ def current_environment(*, gpu: bool) -> Environment:
     """The environment of this process.
 
     Args:
-        gpu: whether to ask torch for the GPU, which takes seconds to import.
+        gpu: whether to ask for the GPU: torch, which takes seconds to import, or where it is missing the driver.
     """
     name, driver = _gpu() if gpu else (None, None)
     return Environment(
@@ -136,10 +137,11 @@ def _version(package: str) -> str | None:
 
 
 def _nvcc() -> str | None:
-    from refmoe.cuda.toolchain import ToolchainError, find_toolchain
+    from refmoe.cuda.toolchain import ToolchainError
+    from refmoe.driver import compiler_in_use
 
     try:
-        return find_toolchain().build_id.splitlines()[-1]
+        return compiler_in_use()
     except ToolchainError:
         return None
 
@@ -147,12 +149,32 @@ def _nvcc() -> str | None:
 def _gpu() -> tuple[str | None, str | None]:
     """Name of the current GPU and version of the driver's CUDA."""
     try:
-        import torch
         from cuda.bindings import driver
     except ImportError:
         return None, None
-    if not torch.cuda.is_available():
+    if importlib.util.find_spec("torch") is None:
+        name = _first_gpu(driver)
+    else:
+        import torch
+
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    if name is None:
         return None, None
     status, version = driver.cuDriverGetVersion()
     known = status == driver.CUresult.CUDA_SUCCESS
-    return torch.cuda.get_device_name(), f"CUDA {version // 1000}.{version % 1000 // 10}" if known else None
+    return name, f"CUDA {version // 1000}.{version % 1000 // 10}" if known else None
+
+
+def _first_gpu(driver: Any) -> str | None:
+    """The name of the first GPU, as the driver itself has it."""
+    good = driver.CUresult.CUDA_SUCCESS
+    try:
+        if driver.cuInit(0)[0] != good:
+            return None
+    except RuntimeError:  # cuda-bindings's word for no libcuda.so
+        return None
+    status, ordinal = driver.cuDeviceGet(0)
+    if status != good:
+        return None
+    status, name = driver.cuDeviceGetName(256, ordinal)
+    return name.split(b"\0")[0].decode() if status == good else None

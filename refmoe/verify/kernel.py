@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
+from refmoe.cuda.device import DeviceUnavailable
 from refmoe.cuda.launch import Entry
-from refmoe.cuda.toolchain import CSRC, find_toolchain
+from refmoe.cuda.toolchain import CSRC, ToolchainError
+from refmoe.driver import compiler_in_use, opened
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families.family import Case, Expectation, Family, Inputs, Outputs
 from refmoe.families.wrong import NotRefused, Untouched, is_wrong
@@ -79,6 +81,7 @@ class Devices:
     multiprocessors: int | None = None
     entry_by_entry: bool = False
     _open: dict[tuple[str, str, int], Device] = field(default_factory=dict)
+    _absent: dict[tuple[object, ...], tuple[type[RefmoeError], str]] = field(default_factory=dict)
 
     def get(self, case: Case) -> Device:
         """The case's device.
@@ -89,16 +92,24 @@ class Devices:
             refmoe.cuda.ToolchainError: there is no compiler to build its kernels with.
         """
         key = case.device, case.arch, int(case.get("multiprocessors", 0))
+        # Looking again for each of hundreds of cases finds nothing else.
+        absent = (*key, os.environ.get("CUDA_HOME"), os.environ.get("PATH"))
+        if absent in self._absent:
+            kind, text = self._absent[absent]
+            raise kind(text)
         if key not in self._open:
-            self._open[key] = self._opened(case)
+            try:
+                self._open[key] = self._opened(case)
+            except (DeviceUnavailable, ToolchainError) as error:
+                self._absent[absent] = type(error), str(error)
+                raise
         return self._open[key]
 
     def _opened(self, case: Case) -> Device:
-        from refmoe.cuda.device import PtxDevice, open_device
+        from refmoe.cuda.device import PtxDevice
         from refmoe.ptx import Checks
 
-        device = open_device(case.device, arch=case.arch or None, csrc=self.csrc)
-        find_toolchain()
+        device = opened(case.device, case.arch or None, self.csrc)
         if (chosen := case.get("multiprocessors", 0) or self.multiprocessors) is not None:
             device.multiprocessors = int(chosen)
         if self.trace is not None and not isinstance(device, PtxDevice):
@@ -252,7 +263,7 @@ def _problem(case: Case) -> tuple[Inputs, Expectation]:
 @lru_cache(maxsize=1)
 def _compiler(cuda_home: str | None, path: str | None) -> str:
     # A millisecond, and every case of a report names it.
-    return find_toolchain().build_id.splitlines()[-1]
+    return compiler_in_use()
 
 
 @lru_cache(maxsize=64)

@@ -26,7 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.cuda.toolchain import ToolchainError, find_toolchain
+from refmoe.cuda.toolchain import ToolchainError
+from refmoe.driver import compiler_in_use
 from refmoe.errors import ArgumentError
 from refmoe.verify.source import sha256_of
 
@@ -261,7 +262,7 @@ def installed() -> dict[str, str]:
     root = Path(__file__).resolve().parents[1]
     files = [path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     try:
-        compiler = find_toolchain().build_id.splitlines()[-1]
+        compiler = compiler_in_use()
     except ToolchainError:
         compiler = "none"
     digests = {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -39,7 +39,7 @@ class MachineFinding:
 NEEDED = ("numpy", "ml_dtypes", "llvmlite", "safetensors", "pydantic", "typer", "rich")
 #: Packages that only a part needs: what that is, and what to install.
 OPTIONAL = {
-    "matplotlib": ("pictures need it", "matplotlib"),
+    "matplotlib": ("pictures need it", "'refmoe[pictures]'"),
     "jinja2": ("HTML pages need it", "jinja2"),
     "distributed": ("--cluster needs it", "'refmoe[cluster]'"),
 }
@@ -115,32 +115,43 @@ def _package(name: str, use: str, install: str) -> MachineFinding:
     return MachineFinding(name, True, not use, version)
 
 
+def _compiled() -> str | None:
+    """The compiler that made the PTX in the package; None if there is none. With it nvcc is not needed."""
+    from refmoe.driver.packaged import compiler_line
+
+    return compiler_line()
+
+
 def _compiler() -> list[MachineFinding]:
     from refmoe.cuda.toolchain import ToolchainError, candidates, find_toolchain
 
+    compiled = _compiled()
     try:
         chosen = find_toolchain()
         text = f"{chosen.nvcc}, release {chosen.version[0]}.{chosen.version[1]}, from {chosen.origin}"
         findings = [MachineFinding("nvcc", True, True, text)]
     except ToolchainError as error:
-        findings = [MachineFinding("nvcc", False, True, str(error))]
+        findings = [MachineFinding("nvcc", False, compiled is None, str(error))]
     for candidate in candidates():
         usable = candidate.problem is None
         text = f"{candidate.nvcc}" if usable else f"{candidate.problem}"
         findings.append(MachineFinding(f"nvcc from {candidate.origin}", usable, False, text))
-    return findings
+    text = f"in the package, of {compiled}" if compiled else "none in the package; only a machine without nvcc needs it"
+    return [*findings, MachineFinding("PTX", compiled is not None, False, text)]
 
 
 def _host_compiler() -> MachineFinding:
     compiler = shutil.which("g++")
-    return MachineFinding("g++", compiler is not None, True, compiler or "not on PATH; nvcc needs a host compiler")
+    needed = _compiled() is None
+    return MachineFinding("g++", compiler is not None, needed, compiler or "not on PATH; nvcc needs a host compiler")
 
 
 def _ninja() -> MachineFinding:
     from refmoe.cuda.toolchain import find_ninja
 
     ninja = find_ninja()
-    return MachineFinding("ninja", ninja is not None, True, str(ninja or "not installed: pip install ninja"))
+    needed = _compiled() is None
+    return MachineFinding("ninja", ninja is not None, needed, str(ninja or "not installed: pip install ninja"))
 
 
 def _cache() -> MachineFinding:
@@ -195,14 +206,10 @@ def _nvdisasm() -> MachineFinding:
 
 
 def _gpu() -> MachineFinding:
-    from refmoe.cuda import open_device
-
-    if importlib.util.find_spec("torch") is None:
-        text = "not asked for: --device cuda needs torch and cuda-python: pip install 'refmoe[cuda]'"
-        return MachineFinding("GPU", False, False, text)
+    from refmoe.driver import opened
 
     def find() -> str:
-        device = open_device("cuda")
+        device = opened("cuda")
         return f"{getattr(device, 'gpu_name', device.name)}, {device.arch}"
 
     return _optional("GPU", find, "only --device cuda needs one")

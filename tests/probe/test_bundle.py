@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from refmoe.cli import app
 from refmoe.errors import ArgumentError
 from refmoe.evidence import read_evidence
+from refmoe.probe import bundle
 from refmoe.probe.bundle import bundle_of, chosen, probe, summary
 from refmoe.probe.claims import word_of
 from refmoe.probe.hosts import CudaBox, ExecutorBox
@@ -203,6 +204,38 @@ def test_a_bundle_with_a_parity_report_and_benchmarks_is_sound() -> None:
     assert not checked.doubts
     # Sources of the test's report are made up, which is no fault of the bundle.
     assert all("changed since" in each for each in checked.findings)
+
+
+def test_a_parity_report_of_a_gpu_without_torch_is_sound_and_one_without_a_driver_is_not(tmp_path: Path) -> None:
+    document = copied(whole())
+    document["parity"]["environment"]["torch"] = None
+    document["parity"] = sealed(document["parity"])
+    assert not check_bundle(sealed(document)).doubts
+    document["parity"]["environment"]["driver"] = None
+    document["parity"] = sealed(document["parity"])
+    refused(document, "its environment names driver None, and the bundle's CUDA 13.0", tmp_path)
+
+
+@pytest.mark.parametrize("verdicts", [["SKIPPED", "SKIPPED", "SKIPPED"], ["SKIPPED", "PASS", "SKIPPED"]])
+def test_a_report_in_which_no_case_ran_is_left_out_with_the_reason(
+    verdicts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = ["CuTe DSL is not installed", "this package has no PTX", "this package has no PTX"]
+    report = {"cases": [{"verdict": v, "reason": r} for v, r in zip(verdicts, reasons, strict=True)]}
+
+    def run(command: list[str], **given: Any) -> Any:
+        Path(command[-1]).write_text(json.dumps(report))
+
+    monkeypatch.setattr(bundle.subprocess, "run", run)
+    found, reason = bundle.made_by_command(["parity"])
+    assert (found, reason) == ((report, "") if "PASS" in verdicts else (None, "this package has no PTX"))
+
+
+def test_the_last_lines_say_what_is_left_out_and_why() -> None:
+    left_out = [("parity", "the driver is too old"), ("benchmarks", "not wanted")]
+    said = summary(bundle_of(ExecutorBox("sm_80"), [], left_out=left_out, seconds={}))
+    assert "without parity: the driver is too old\n" in said
+    assert "without benchmarks" not in said
 
 
 def test_bytes_that_differ_on_a_chip_are_told_and_refuse_nothing() -> None:

@@ -130,6 +130,28 @@ def test_a_launch_that_fails_has_the_drivers_words_and_frees_its_memory() -> Non
     assert not driver.memory
 
 
+def test_a_driver_that_is_too_old_is_said() -> None:
+    class Old(ExecutorDriver):
+        def cuModuleLoadData(self, image: bytes) -> tuple[Any, ...]:
+            return (self.CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION,)
+
+        def cuDriverGetVersion(self) -> tuple[Any, ...]:
+            return self.CUresult.CUDA_SUCCESS, 12040
+
+    said = r"the driver runs CUDA 12\.4 and does not know PTX 8\.7, which sm_120a is asked in: update the driver"
+    with pytest.raises(Unanswered, match=said):
+        ask_twice(CudaBox(Old((12, 0), "RTX")), FP8, marked(FP8))
+
+
+def test_a_machine_without_a_driver_is_said() -> None:
+    class NoLibrary(ExecutorDriver):
+        def cuInit(self, flags: int) -> tuple[Any, ...]:
+            raise RuntimeError("Failed to dlopen libcuda.so.1")  # as cuda-bindings does
+
+    with pytest.raises(NoGpu, match=r"this machine has no NVIDIA driver: libcuda\.so\.1 is not found"):
+        CudaBox(NoLibrary((9, 0), "none"))
+
+
 def test_the_executor_says_that_it_has_no_model() -> None:
     with pytest.raises(Unanswered, match="no model of this instruction on sm_89"):
         ask_twice(ExecutorBox("sm_89"), FP8, marked(FP8))
@@ -191,4 +213,6 @@ def test_a_gpu_is_asked_without_torch_and_without_the_executors_compiler() -> No
     said = json.loads(done.stdout)
     assert said["texts"] == sum(target in each.targets for target in TARGETS for each in INSTRUCTIONS)
     assert (said["bits"], said["executor"]) == (25, [])
-    assert said["said"] == "a GPU" or any(part in said["said"] for part in ("refmoe[probe]", "CUDA driver", "no GPU"))
+    assert said["said"] == "a GPU" or any(
+        part in said["said"] for part in ("refmoe[probe]", "CUDA driver", "no NVIDIA driver", "no GPU")
+    )

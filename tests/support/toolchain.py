@@ -7,10 +7,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from refmoe.cuda import toolchain
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build, find_toolchain
 from refmoe.ptx import Module
 
-__all__ = ["NVCC", "PTXAS", "executable", "spills_of"]
+__all__ = ["NVCC", "PTXAS", "executable", "hide_nvcc", "spills_of"]
 
 
 def spills_of(log: str, arch: str) -> Iterator[tuple[str, list[int]]]:
@@ -49,3 +52,16 @@ def executable(text: str, headers: tuple[str, ...], folder: Path) -> Module:
     source.write_text(text)
     target = Target(source, "sm_120a", "ptx")
     return Module.parse(build([target])[target].read_text(), name="kernel.ptx", strict=True)
+
+
+def hide_nvcc(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Make of this machine one without nvcc, and without what it compiled before.
+
+    Args:
+        monkeypatch: undoes it.
+        folder: without programs; compiled files are kept below it.
+    """
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr(toolchain, "_pypi_nvcc", lambda: None)
+    monkeypatch.setenv("REFMOE_CACHE_DIR", str(folder / "cache"))

@@ -15,6 +15,7 @@ from refmoe import ptx
 class Status(enum.IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_INVALID_PTX = 218
+    CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222
     CUDA_ERROR_LAUNCH_FAILED = 719
 
 
