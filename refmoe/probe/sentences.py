@@ -72,18 +72,22 @@ def ran_sentence(evidence: Mapping[str, Any], ran: Sequence[str]) -> str:
 
 
 def chips_sentence(evidence: Mapping[str, Any]) -> str:
-    """How many chips have answered, and which, in a sentence of README.md."""
+    """How many chips have answered, and which, in a sentence of README.md. One that answered twice is one chip."""
     chips = evidence["chips"]
     if not chips:
         return "No chip has answered `refmoe probe` yet."
-    names = ", ".join(sorted({chip["gpu"] for chip in chips}))
-    rows = [row["verdict"] for chip in chips for row in chip["instructions"].values()]
-    have = "chip has" if len(chips) == 1 else "chips have"
-    holds, differs = rows.count("HOLDS"), rows.count("DIFFERS")
-    each = "" if len(chips) == 1 else ", each chip's counted for itself,"
+    names = sorted({chip["gpu"] for chip in chips})
+    verdicts: dict[tuple[str, str], set[str]] = {}
+    for chip in chips:
+        for name, row in chip["instructions"].items():
+            verdicts.setdefault((chip["gpu"], name), set()).add(row["verdict"])
+    have = "chip has" if len(names) == 1 else "chips have"
+    holds = sum(found == {"HOLDS"} for found in verdicts.values())
+    differs = sum("DIFFERS" in found for found in verdicts.values())
+    each = "" if len(names) == 1 else ", each chip's counted for itself,"
     return (
-        f"{len(chips)} {have} answered `refmoe probe` ({names}): of {len(rows)} instructions{each} refmoe's model "
-        f"holds for {holds}, and differs for {differs}."
+        f"{len(names)} {have} answered `refmoe probe` ({', '.join(names)}): of {len(verdicts)} instructions{each} "
+        f"refmoe's model holds for {holds}, and differs for {differs}."
     )
 
 

@@ -18,7 +18,7 @@ from refmoe.evidence import Evidence, instruction_word, model_word, opcodes, rea
 from refmoe.probe.bundle import bundle_of, chosen, probe
 from refmoe.probe.hosts import CudaBox
 from refmoe.probe.instructions import BY_NAME, INSTRUCTIONS
-from refmoe.probe.sentences import answered_sentence, mxfp8_sentence, nvfp4_sentence, ran_sentence
+from refmoe.probe.sentences import answered_sentence, chips_sentence, mxfp8_sentence, nvfp4_sentence, ran_sentence
 from refmoe.reference.mma import MODELS
 from refmoe.reference.mma.half import HALF_MODELS
 
@@ -110,6 +110,16 @@ def test_a_report_says_what_was_known_when_it_was_made_and_never_more() -> None:
 def test_the_weakest_word_claims_least() -> None:
     assert weakest([Evidence.HARDWARE, Evidence.CONTRADICTED, Evidence.PUBLISHED]) is Evidence.CONTRADICTED
     assert weakest([Evidence.DEFINITION, Evidence.HARDWARE]) is Evidence.HARDWARE
+
+
+def test_a_chip_that_answered_twice_is_counted_once() -> None:
+    once = answers(chip("sm_120a", "HOLDS", "sm120", MX, F8F6F4, gpu="NVIDIA GeForce RTX 5090"))
+    twice = {**once, "chips": [*once["chips"], *once["chips"]]}
+    assert chips_sentence(twice) == chips_sentence(once)
+    assert "1 chip has answered `refmoe probe` (NVIDIA GeForce RTX 5090): of 2 instructions" in chips_sentence(once)
+    other = answers(chip("sm_120a", "DIFFERS", "sm120", MX, gpu="NVIDIA GeForce RTX 5090"))
+    doubtful = {**once, "chips": [*once["chips"], *other["chips"]]}
+    assert "of 2 instructions refmoe's model holds for 1, and differs for 1." in chips_sentence(doubtful)
 
 
 def test_sentences_follow() -> None:
