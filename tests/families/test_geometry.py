@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from refmoe.catalog import parse_case
 from refmoe.cuda import block_fp8, deepseek_gemm, dp4a, finalize, launch, nvfp4_gemm, q8_1, routing
 from refmoe.cuda.launch import Entry, LaunchPlan
 from refmoe.errors import RefmoeError
@@ -115,8 +116,7 @@ def test_a_rule_of_a_plan_that_is_another_fails_the_family_s_cases(
 
 
 def test_a_case_fails_by_a_launch_of_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = FAMILIES["q8_1_quantize"].cases["default"]()
-    case = next(each for each in listed if each.shape.m == 3 and not each.rows_before)
+    case = parse_case("q8_1_quantize:bf16:m3k64:gaussian:seed7@ptx")
     kernel = Kernel(case.family, Devices())
     assert run_case(kernel, case).verdict is Verdict.PASS
     monkeypatch.setattr(geometry, "GEOMETRIES", {"q8_1": lambda numbers, plan, count: geometry.Geometry(plan.grid + 1)})
