@@ -1,0 +1,176 @@
+"""Whether two texts of an entry are the same kernel: each act of one is an act of the other on equal operands."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
+from refmoe.mutation.proofs.lanes import stored_by_others
+from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
+from refmoe.mutation.proofs.program import EntryCode, NoProof
+from refmoe.mutation.proofs.trials import always_equal
+
+#: What tells the assembler how to use registers, and nothing of what is computed.
+_HINTS = re.compile(r"^\.(?:minnctapersm|maxnctapersm|pragma)\b[^\n]*\n", re.MULTILINE)
+_THREADS = re.compile(r"^\.maxntid\s+(\d+)[^\n]*\n", re.MULTILINE)
+_REGISTERS = re.compile(r"^\s*\.reg\b[^\n]*\n", re.MULTILINE)
+_SHARED = re.compile(r"^\s*\.(?:shared|const|global|local)\b[^\n]*\n", re.MULTILINE)
+_EARLY = "griddepcontrol.launch_dependents"
+
+
+@dataclass
+class Proof:
+    """A proof of two entries.
+
+    Attributes:
+        side: both.
+        tried: pairs of expressions that were tried on all their values.
+        groups: stores that other lanes of a group make.
+    """
+
+    side: SideBySide
+    tried: int = 0
+    groups: int = 0
+    _known: dict[tuple[Node, Node], bool] = field(default_factory=dict)
+    _assumed: set[tuple[Node, Node]] = field(default_factory=set)
+
+    @property
+    def nodes(self) -> Nodes:
+        """Of both entries."""
+        return self.side.nodes
+
+    def holds(self) -> bool:
+        """Whether both entries are the same kernel."""
+        return all(self._same_acts(number) for number in range(len(self.side.pairs)))
+
+    def _same_acts(self, number: int) -> bool:
+        ones, others = self.side.acts[number]
+        if len(ones) != len(others) or not self._same_branch(*self.side.branches[number]):
+            return False
+        return all(self._same_act(one, other) for one, other in zip(ones, others, strict=True))
+
+    def _same_branch(self, one: Node | None, other: Node | None) -> bool:
+        return one == other or (one is not None and other is not None and self.equal(one, other))
+
+    def _same_act(self, one: Act, other: Act) -> bool:
+        if one.opcode != other.opcode or len(one.operands) != len(other.operands):
+            return False
+        if not all(self.equal(*pair) for pair in zip(one.operands, other.operands, strict=True)):
+            return False
+        if self.equal(one.guard, other.guard):
+            return True
+        if stored_by_others(self.side, one, other):
+            self.groups += 1
+            return True
+        return False
+
+    # --- values -------------------------------------------------------------------------------------------------
+
+    def equal(self, one: Node, other: Node) -> bool:
+        """Whether two nodes always have one value."""
+        if one == other:
+            return True
+        key = (one, other)
+        if key in self._assumed:
+            return True
+        if key not in self._known:
+            self._known[key] = False
+            # What holds under an assumption that falls is asked again: nothing is kept until the outermost one stands.
+            if found := self._congruent(one, other):
+                self._known[key] = True
+            elif self.nodes.widths[one] == self.nodes.widths[other] and always_equal(self.nodes, one, other):
+                self.tried += 1
+                self._known[key] = found = True
+            if not found and self._assumed:
+                del self._known[key]
+                return False
+        return self._known[key]
+
+    def _congruent(self, one: Node, other: Node) -> bool:
+        """Whether two nodes are the same function of nodes that are equal."""
+        shapes = self.nodes.shapes[one], self.nodes.shapes[other]
+        if shapes[0][0] != shapes[1][0]:
+            return False
+        kind = shapes[0][0]
+        if kind == "atom":
+            return self._meets(one, other)
+        if kind == "sum":
+            return shapes[0][1:3] == shapes[1][1:3] and self._terms(shapes[0][3:], shapes[1][3:])
+        if kind not in ("op", "low", "pair", "sel", "not"):
+            return False
+        mine, its = self.nodes.arguments(one), self.nodes.arguments(other)
+        if len(mine) != len(its) or shapes[0][: len(shapes[0]) - len(mine)] != shapes[1][: len(shapes[1]) - len(its)]:
+            return False
+        if kind == "op" and str(shapes[0][1]).partition(".")[0] in EITHER_WAY:
+            return self._in_any_order(mine, its)
+        return all(self.equal(*pair) for pair in zip(mine, its, strict=True))
+
+    def _in_any_order(self, mine: tuple[Node, ...], its: tuple[Node, ...]) -> bool:
+        opcode_pairs = [(mine[0], mine[1]), (mine[1], mine[0])] if len(mine) > 1 else []
+        if len(mine) == 2 or (len(mine) == 3 and self.equal(mine[2], its[2])):
+            # What is the same in both is taken out, so that what differs meets what differs.
+            for one, two in sorted(opcode_pairs, key=lambda pair: pair[0] != its[0] and pair[1] != its[1]):
+                if self.equal(one, its[0]) and self.equal(two, its[1]):
+                    return True
+        return len(mine) > 3 and Counter(mine) == Counter(its)
+
+    def _terms(self, mine: Any, its: Any) -> bool:
+        left, right = Counter(mine), Counter(its)
+        ones, others = list((left - right).elements()), list((right - left).elements())
+        return len(ones) == len(others) == 1 and ones[0][1] == others[0][1] and self.equal(ones[0][0], others[0][0])
+
+    def _meets(self, one: Node, other: Node) -> bool:
+        """Whether values are equal where paths meet: if they are on every path, taking for granted that they were."""
+        mine, its = self.side.meets.get(one), self.side.meets.get(other)
+        if mine is None or its is None or self.nodes.shapes[one][2] != self.nodes.shapes[other][2]:
+            return False
+        self._assumed.add((one, other))
+        before = dict(self._known)
+        found = all(self.equal(*pair) for pair in zip(mine, its, strict=True))
+        self._assumed.discard((one, other))
+        if not found:
+            self._known = before
+        return found
+
+
+def same_kernel(sound: str, other: str) -> str | None:
+    """Why another text of an entry is the same kernel, in a few words; None if that is not proven.
+
+    Args:
+        sound: the module of the entry as it is.
+        other: that of the mutant.
+    """
+    try:
+        return _same_kernel(sound, other)
+    except NoProof:
+        return None
+
+
+def _same_kernel(sound: str, other: str) -> str | None:
+    if not _same_heads(sound, other):
+        return None
+    words = []
+    if _EARLY in sound and _EARLY not in other:
+        sound = re.sub(rf"^\s*{re.escape(_EARLY)};\n", "", sound, flags=re.MULTILINE)
+        words.append("a launch behind begins later, and waits for the same bytes")
+    one, two = EntryCode.of(sound), EntryCode.of(other)
+    proof = Proof(SideBySide((Paths.of(one), Paths.of(two)), Nodes()))
+    proof.side.solve()
+    if not proof.holds():
+        return None
+    if proof.groups:
+        words.append("other lanes of a group store the same at the same place")
+    if proof.tried:
+        words.append("tried on every value of what differs")
+    return "; ".join(words) or "each act has the same operands"
+
+
+def _same_heads(sound: str, other: str) -> bool:
+    """Whether all but the instructions and the registers is the same, up to hints and to a launch that stays allowed."""
+    threads = [int(match[1]) if (match := _THREADS.search(text)) else 0 for text in (sound, other)]
+    heads = [_THREADS.sub("", _HINTS.sub("", text[: text.index("\n{")])) for text in (sound, other)]
+    memory = [sorted(_SHARED.findall(text[text.index("\n{") :])) for text in (sound, other)]
+    return heads[0] == heads[1] and memory[0] == memory[1] and threads[1] >= threads[0]
