@@ -171,6 +171,6 @@ def _same_kernel(sound: str, other: str) -> str | None:
 def _same_heads(sound: str, other: str) -> bool:
     """Whether all but the instructions and the registers is the same, up to hints and to a launch that stays allowed."""
     threads = [int(match[1]) if (match := _THREADS.search(text)) else 0 for text in (sound, other)]
-    heads = [_THREADS.sub("", _HINTS.sub("", text[: text.index("\n{")])) for text in (sound, other)]
+    heads = [_THREADS.sub("", _HINTS.sub("", text[: text.index("\n{") + 1])) for text in (sound, other)]
     memory = [sorted(_SHARED.findall(text[text.index("\n{") :])) for text in (sound, other)]
     return heads[0] == heads[1] and memory[0] == memory[1] and threads[1] >= threads[0]

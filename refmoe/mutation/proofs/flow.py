@@ -37,6 +37,7 @@ _FLOAT = re.compile(r"0[fFdD]([0-9A-Fa-f]{8}|[0-9A-Fa-f]{16})$")
 _ADDRESS = re.compile(r"\[\s*([%$\w]+)\s*(?:\+\s*(-?\w+)\s*)?\]$")
 #: Where a load's bytes stay, which no value depends on.
 _HINT = re.compile(r"\.L[12]::\w+")
+_REGISTER = re.compile(r"%\w+")
 _PARTED = re.compile(r"[{}|]")
 #: Rounds after which values that still change prove nothing.
 _ROUNDS = 40
@@ -330,7 +331,8 @@ class SideBySide:
         return made
 
     def _nothing(self, side: int, register: str) -> Node:
-        return self.nodes.of(("atom", "unwritten", side, register), self._width(side, register))
+        # A sound entry depends on no such value. One that does has the same one in both, as long as it has one name.
+        return self.nodes.of(("atom", "unwritten", register), self._width(side, register))
 
     def _width(self, side: int, register: str) -> int:
         return 1 if register.startswith("%kept.") else self.sides[side].program.width(register)
@@ -394,7 +396,14 @@ class SideBySide:
 
     def _operands(self, side: int, registers: Registers, step: Step) -> Iterator[Node]:
         for operand in step.sources:
-            for part in _PARTED.sub(" ", operand).split(",") if operand.startswith("{") else [operand]:
+            if operand.startswith("{"):
+                parts = _PARTED.sub(" ", operand).split(",")
+            elif operand.startswith("[") and "," in operand:
+                # The coordinates of a tensor copy: what is between them is a name of its own.
+                parts = [*self.sides[side].program.registers(operand), _REGISTER.sub("", operand)]
+            else:
+                parts = [operand]
+            for part in parts:
                 yield self._operand(side, registers, step, part.strip())
 
     def _operand(self, side: int, registers: Registers, step: Step, operand: str) -> Node:

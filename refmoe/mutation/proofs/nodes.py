@@ -193,7 +193,7 @@ class Nodes:
         no_sign = parts[0] in _NO_SIGN and len(parts) == 2
         if kind and kind[1] == "s" and (no_sign or self._never_negative(parts, width, sources)):
             parts[-1] = f"u{width}"
-        elif kind and kind[1] == "b" and not kind[3]:
+        elif kind and kind[1] == "b" and parts[0] == "shr":
             parts[-1] = f"u{width}"
         if parts[0] == "cvt" and len(parts) == 3 and (target := _TYPE.match(parts[1])) and target[1] in "su" and kind:
             if kind[1] in "su" and int(target[2]) == bits:

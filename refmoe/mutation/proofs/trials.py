@@ -1,4 +1,4 @@
-"""Two expressions tried on every value that their operands can have, where these are at most 2^32.
+"""Two expressions tried on every value that their operands can have, where these are at most 2^34.
 
 Expressions are cut where they have few bits of what they depend on: the sixteen of a BF16 number that was loaded, not
 the thirty-two of FP32 that it became. What the bits below a cut stand for does not matter. Each opcode is computed by
@@ -9,47 +9,70 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
+from llvmlite import ir
 
 from refmoe.mutation.proofs.nodes import Node, Nodes
 from refmoe.native.compiler import Native, compiled
 from refmoe.ptx import isa
-from refmoe.ptx.isa import DTYPES
-from refmoe.ptx.ops import evaluate as native
-from refmoe.ptx.ops.lanes import LANES
+from refmoe.ptx.ops.lanes import BITS, LANES, LaneBuilder, vector
 from refmoe.ptx.ops.table import lowering
 
-Array = Any
+_WORD, _INDEX = ir.IntType(64), ir.IntType(32)
 
-#: Bits of a cut that are tried, and values that are tried at a time.
-MOST_BITS = 32
-_CHUNK = 1 << 18
+#: Bits of a cut that are tried, and warps of values that are tried at a time.
+MOST_BITS = 34
+_WARPS = 1 << 15
 #: Cuts of one pair that are tried, and steps by which a cut goes down.
 _CUTS, _STEPS = 6, 160
-_PLACES = re.compile(r"(\d+):(\d+)$")
 
 
 class NotTried(Exception):
     """An expression has a part that is not computed here."""
 
 
+#: Outcomes by what was tried: entries of one source have the same expressions.
+_OUTCOMES: dict[str, bool] = {}
+
+
 def always_equal(nodes: Nodes, one: Node, other: Node) -> bool:
     """Whether two nodes have equal values, whatever the values of some cut below them are."""
-    tried = 0
-    for cut in _cuts(nodes, one, other):
-        if tried == _CUTS:
-            return False
-        tried += 1
-        try:
-            if _equal_over(nodes, one, other, cut):
-                return True
-        except NotTried:
-            return False
+    for cut in sorted(_cuts(nodes, one, other), key=lambda cut: _size(nodes, cut))[:_CUTS]:
+        key = _spelled(nodes, (one, other), cut)
+        if key not in _OUTCOMES:
+            try:
+                _OUTCOMES[key] = _equal_over(nodes, one, other, cut)
+            except NotTried:
+                _OUTCOMES[key] = False
+        if _OUTCOMES[key]:
+            return True
     return False
+
+
+def _spelled(nodes: Nodes, ends: Sequence[Node], cut: Sequence[Node]) -> str:
+    """Two expressions over a cut as text, the same for all nodes that are made alike."""
+    names: dict[Node, str] = {}
+    lines: list[str] = []
+
+    def name(node: Node) -> str:
+        if node not in names:
+            if node in cut:
+                text = f"any {nodes.widths[node]} {unknown_bits(nodes, node):x}"
+            else:
+                inner = {each: name(each) for each in nodes.arguments(node)}
+                parts = nodes.arguments(node)
+                factors = nodes.shapes[node][3:] if nodes.shapes[node][0] == "sum" else ()
+                head = nodes.shapes[node] if not parts else nodes.shapes[node][: 3 if factors else 2]
+                text = f"{head if not parts or factors or nodes.shapes[node][0] in ('op', 'low', 'pair') else head[0]}"
+                text += f" {nodes.widths[node]} " + " ".join(inner[each] for each in parts)
+                text += " " + " ".join(str(factor) for _, factor in factors)
+            lines.append(text)
+            names[node] = f"#{len(names)}"
+        return names[node]
+
+    return ";".join([*(name(each) for each in ends), *lines])
 
 
 def unknown_bits(nodes: Nodes, node: Node) -> int:
@@ -117,45 +140,23 @@ def _below(nodes: Nodes, node: Node) -> set[Node]:
 
 
 def _equal_over(nodes: Nodes, one: Node, other: Node, cut: tuple[Node, ...]) -> bool:
-    masks = [unknown_bits(nodes, each) for each in cut]
-    bits = [bin(mask).count("1") for mask in masks]
-    total = 1 << sum(bits)
-    order = _order(nodes, (one, other), cut)
-    # A few values tell most that differ.
-    for start in _starts(total):
-        numbers = np.arange(start, min(start + _CHUNK, total), dtype=np.uint64)
-        values: dict[Node, Array] = {}
-        for node, mask, count in zip(cut, masks, bits, strict=True):
-            values[node] = _spread(numbers, mask)
-            numbers = numbers >> np.uint64(count)
-        left, right = _computed(nodes, order, values, (one, other))
-        if (left != right).any():
-            return False
-    return True
+    """Whether two nodes have equal values over all values of a cut.
+
+    Raises:
+        NotTried: a part that is not computed here.
+    """
+    bits = sum(bin(unknown_bits(nodes, each)).count("1") for each in cut)
+    made = Native(compiled(_module(nodes, one, other, cut)))
+    differ = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(made.address("run"))
+    warps = max((1 << bits) // LANES, 1)
+    return not any(differ(start, min(start + _WARPS, warps)) for start in _starts(warps))
 
 
-def _starts(total: int) -> Iterator[int]:
-    stride = max(total // 16 // _CHUNK, 1) * _CHUNK
-    yield from range(0, total, stride)
-    yield from (start for start in range(0, total, _CHUNK) if start % stride)
-
-
-def _spread(numbers: Array, mask: int) -> Array:
-    """The low bits of numbers at the places of a mask."""
-    found = np.zeros_like(numbers)
-    place = taken = 0
-    while mask >> place:
-        if mask >> place & 1:
-            # A run of bits at a time.
-            length = 0
-            while mask >> (place + length) & 1:
-                length += 1
-            part = numbers >> np.uint64(taken) & np.uint64((1 << length) - 1)
-            found |= part << np.uint64(place)
-            taken, place = taken + length, place + length
-        else:
-            place += 1
-    return found
+def _starts(warps: int) -> Iterator[int]:
+    """Where chunks begin: a few all over the values first, which tell most that differ."""
+    stride = max(warps // 16 // _WARPS, 1) * _WARPS
+    yield from range(0, warps, stride)
+    yield from (start for start in range(0, warps, _WARPS) if start % stride)
 
 
 def _order(nodes: Nodes, ends: Sequence[Node], cut: Sequence[Node]) -> list[Node]:
@@ -184,78 +185,104 @@ def _order(nodes: Nodes, ends: Sequence[Node], cut: Sequence[Node]) -> list[Node
     return done
 
 
-def _computed(nodes: Nodes, order: Sequence[Node], values: dict[Node, Array], ends: Sequence[Node]) -> list[Array]:
-    count = next(iter(values.values())).size
-    for node in order:
-        shape, bits = nodes.shapes[node], nodes.widths[node]
-        if shape[0] == "int":
-            values[node] = np.full(count, shape[1], np.uint64)
-            continue
-        given = [values[each] for each in nodes.arguments(node)]
-        values[node] = _value(shape, bits, given) & np.uint64((1 << bits) - 1)
-    return [values[each] for each in ends]
+def _module(nodes: Nodes, one: Node, other: Node, cut: Sequence[Node]) -> str:
+    """Code that tells of some warps of values of a cut whether two nodes differ on any."""
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(_WORD, [_WORD, _WORD]), "run")
+    first, last = function.args
+    entry, loop, done = (function.append_basic_block(name) for name in ("entry", "loop", "done"))
+    build = ir.IRBuilder(entry)
+    build.branch(loop)
+    build.position_at_end(loop)
+    number, found = build.phi(_WORD), build.phi(vector(1))
+    lanes = LaneBuilder(module, build, ir.Constant(vector(1), [True] * LANES))
+    number.add_incoming(first, entry)
+    found.add_incoming(ir.Constant(vector(1), [False] * LANES), entry)
+    splat = build.insert_element(ir.Constant(vector(64), ir.Undefined), build.mul(number, _WORD(LANES)), _INDEX(0))
+    mask = ir.Constant(ir.VectorType(_INDEX, LANES), [0] * LANES)
+    splat = build.shuffle_vector(splat, ir.Constant(vector(64), ir.Undefined), mask)
+    numbers = build.add(splat, ir.Constant(vector(64), list(range(LANES))))
+
+    values: dict[Node, Any] = {}
+    taken = 0
+    for node in cut:
+        spread, taken = _spread(build, lanes, numbers, unknown_bits(nodes, node), taken)
+        values[node] = _resized(lanes, spread, nodes.widths[node])
+    for node in _order(nodes, (one, other), cut):
+        values[node] = _value(nodes, node, build, lanes, values)
+    differs = build.icmp_unsigned("!=", values[one], values[other])
+    grown, onward = build.or_(found, differs), build.add(number, _WORD(1))
+    # A lowering may have made blocks of its own.
+    number.add_incoming(onward, build.block)
+    found.add_incoming(grown, build.block)
+    build.cbranch(build.icmp_signed("<", onward, last), loop, done)
+    build.position_at_end(done)
+    build.ret(build.zext(build.icmp_unsigned("!=", build.bitcast(grown, _INDEX), _INDEX(0)), _WORD))
+    return str(module)
 
 
-def _value(shape: tuple[Any, ...], bits: int, given: list[Array]) -> Array:
+def _spread(build: Any, lanes: Any, numbers: Any, mask: int, taken: int) -> tuple[Any, int]:
+    """Bits of numbers, from one on, at the places of a mask; and the first bit that is left."""
+    found = lanes.constant(0, 64)
+    place = 0
+    while mask >> place:
+        length = 0
+        while mask >> (place + length) & 1:
+            length += 1
+        if length:
+            part = build.and_(build.lshr(numbers, lanes.constant(taken, 64)), lanes.constant((1 << length) - 1, 64))
+            found = build.or_(found, build.shl(part, lanes.constant(place, 64)))
+        taken, place = taken + length, place + max(length, 1)
+    return found, taken
+
+
+def _resized(lanes: Any, value: Any, bits: int) -> Any:
+    return lanes.resize(value, bits)
+
+
+def _value(nodes: Nodes, node: Node, build: Any, lanes: Any, values: dict[Node, Any]) -> Any:
+    shape, bits = nodes.shapes[node], nodes.widths[node]
     kind = shape[0]
+    given = [values[each] for each in nodes.arguments(node)]
+    if kind == "int":
+        return ir.Constant(vector(1), [bool(shape[1])] * LANES) if bits == 1 else lanes.constant(shape[1], bits)
     if kind == "sum":
-        found = np.full(given[0].size, shape[2], np.uint64)
-        for array, (_, factor) in zip(given, shape[3:], strict=True):
-            found = found + array * np.uint64(factor)
+        found = lanes.constant(shape[2], bits)
+        for value, (_, factor) in zip(given, shape[3:], strict=True):
+            found = build.add(found, build.mul(_resized(lanes, value, bits), lanes.constant(factor, bits)))
         return found
     if kind == "sel":
-        return np.where(given[0] != 0, given[1], given[2])
+        return build.select(given[0], given[1], given[2])
     if kind == "not":
-        return np.uint64(1) - given[0]
+        return build.not_(given[0])
     if kind == "pair":
-        return given[1] << np.uint64(bits // 2) | given[0]
+        low, high = (_resized(lanes, each, bits) for each in given)
+        return build.or_(low, build.shl(high, lanes.constant(bits // 2, bits)))
     if kind == "low":
-        return _instruction(shape[1], [np.zeros_like(given[0]), given[0]])
+        return _instruction(shape[1], [lanes.constant(0, 32), given[0]], lanes, bits)
     if kind == "op" and shape[1] == "and.pred":
-        return functools.reduce(np.bitwise_and, given)
+        return functools.reduce(build.and_, given)
     if kind == "op" and " " not in shape[1]:
-        return _instruction(shape[1], given)
+        return _instruction(shape[1], given, lanes, bits)
     raise NotTried
 
 
-def _instruction(opcode: str, given: list[Array]) -> Array:
-    """What an opcode makes of words."""
-    call, kinds, result = _native(opcode, len(given))
-    sources = [_as(array, kind) for array, kind in zip(given, kinds, strict=True)]
-    count = sources[0].size
-    made = np.zeros(count + LANES, DTYPES[result])
-    held = [native._padded(each, -(-count // LANES) * LANES) for each in sources]
-    made = native._padded(made, made.size)
-    pointers = np.array([each.ctypes.data for each in (*held, made)], np.uint64)
-    call(pointers.ctypes.data, -(-count // LANES))
-    found = made[:count]
-    return found.astype(np.uint64) if result == "pred" else found.view(f"u{found.itemsize}").astype(np.uint64)
-
-
-def _as(array: Array, kind: str) -> Array:
-    dtype = np.dtype(DTYPES[kind])
-    return array.astype(bool) if kind == "pred" else array.astype(f"u{dtype.itemsize}").view(dtype)
-
-
-@functools.cache
-def _native(opcode: str, count: int) -> tuple[Any, tuple[str, ...], str]:
-    """The compiled code of an opcode, the kinds of its sources and of its result.
+def _instruction(opcode: str, given: list[Any], lanes: Any, bits: int) -> Any:
+    """What the code of an opcode makes of values.
 
     Raises:
-        NotTried: there is none.
+        NotTried: there is none; or what the chip makes of it is a model of what it was seen to do.
     """
     try:
-        operation = isa.resolve(opcode, 1, count)
-    except (isa.NoSuchInstruction, KeyError, ValueError) as error:
+        operation = isa.resolve(opcode, 1, len(given))
+    except (isa.NoSuchInstruction, LookupError, ValueError) as error:
         raise NotTried from error
-    lower = lowering(opcode, 1, count)
-    if lower is None or operation.carry_in or operation.carry_out:
+    lower = lowering(opcode, 1, len(given))
+    if lower is None or operation.carry_in or operation.carry_out or ".approx" in opcode:
         raise NotTried
-    kinds, results = tuple(operation.sources), list(operation.destinations)
-    made = Native(compiled(native._module(lower, kinds, results, {})))
-    _KEPT.append(made)
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(made.address("run")), kinds, results[0]
-
-
-#: Compiled code lives as long as somebody holds it.
-_KEPT: list[Native] = []
+    sources = [
+        each if kind == "pred" else _resized(lanes, each, BITS[kind])
+        for each, kind in zip(given, operation.sources, strict=True)
+    ]
+    (made,) = lower(lanes, sources)
+    return made if operation.destinations[0] == "pred" else _resized(lanes, made, bits)
