@@ -11,6 +11,7 @@ from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
 from refmoe.mutation.proofs.lanes import stored_by_others
 from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
 from refmoe.mutation.proofs.program import EntryCode, NoProof
+from refmoe.mutation.proofs.ranges import Ranges
 from refmoe.mutation.proofs.trials import always_equal
 
 #: What tells the assembler how to use registers, and nothing of what is computed.
@@ -27,11 +28,13 @@ class Proof:
 
     Attributes:
         side: both.
+        ranges: what their values may be.
         tried: pairs of expressions that were tried on all their values.
         groups: stores that other lanes of a group make.
     """
 
     side: SideBySide
+    ranges: Ranges
     tried: int = 0
     groups: int = 0
     _known: dict[tuple[Node, Node], bool] = field(default_factory=dict)
@@ -102,11 +105,34 @@ class Proof:
         if kind not in ("op", "low", "pair", "sel", "not"):
             return False
         mine, its = self.nodes.arguments(one), self.nodes.arguments(other)
-        if len(mine) != len(its) or shapes[0][: len(shapes[0]) - len(mine)] != shapes[1][: len(shapes[1]) - len(its)]:
+        heads = [shape[: len(shape) - len(mine)] for shape in shapes]
+        if len(mine) != len(its):
+            return False
+        if heads[0] != heads[1] and not (kind == "op" and self._without_sign(one) == self._without_sign(other)):
             return False
         if kind == "op" and str(shapes[0][1]).partition(".")[0] in EITHER_WAY:
             return self._in_any_order(mine, its)
         return all(self.equal(*pair) for pair in zip(mine, its, strict=True))
+
+    def _without_sign(self, node: Node) -> str:
+        """The opcode of a node, that on unsigned numbers where no operand is negative."""
+        opcode = str(self.nodes.shapes[node][1])
+        parts, sources = opcode.split("."), self.nodes.arguments(node)
+        if not (kind := re.fullmatch(r"s(8|16|32|64)", parts[-1])):
+            return opcode
+        width = int(kind[1])
+        compares = parts[0] == "setp" and all(self.ranges.never_negative(each, width) for each in sources)
+        if compares or self._same_without(parts, width, sources):
+            parts[-1] = f"u{width}"
+        return ".".join(parts)
+
+    def _same_without(self, parts: list[str], width: int, sources: tuple[Node, ...]) -> bool:
+        never = [self.ranges.never_negative(each, width) for each in sources]
+        if parts[0] in ("min", "max", "div", "rem") and len(parts) == 2:
+            return all(never)
+        if parts[0] == "shr" or (parts[0] == "cvt" and len(parts) == 3):
+            return never[0]
+        return parts[0] in ("mul", "mad") and parts[1] == "wide" and never[0] and never[1]
 
     def _in_any_order(self, mine: tuple[Node, ...], its: tuple[Node, ...]) -> bool:
         opcode_pairs = [(mine[0], mine[1]), (mine[1], mine[0])] if len(mine) > 1 else []
@@ -157,8 +183,11 @@ def _same_kernel(sound: str, other: str) -> str | None:
         sound = re.sub(rf"^\s*{re.escape(_EARLY)};\n", "", sound, flags=re.MULTILINE)
         words.append("a launch behind begins later, and waits for the same bytes")
     one, two = EntryCode.of(sound), EntryCode.of(other)
-    proof = Proof(SideBySide((Paths.of(one), Paths.of(two)), Nodes()))
-    proof.side.solve()
+    side = SideBySide((Paths.of(one), Paths.of(two)), Nodes())
+    side.solve()
+    match = re.search(r"\.entry\s+(\w+)", sound)
+    ranges = Ranges(side, match[1] if match else "", one.threads, one.numbers).solve()
+    proof = Proof(side, ranges)
     if not proof.holds():
         return None
     if proof.groups:

@@ -231,7 +231,8 @@ class SideBySide:
         pairs: by number, the paths of both that correspond, in an order in which most come before what is behind them.
         acts: by pair, what each side does there.
         branches: by pair, the predicates of the branches at the end.
-        values: by side, pair and register, the node at the beginning of a path.
+        meets: by node of a value where paths meet, what it is on each of them.
+        ways: of the same, the predicate that leads there on each of them; None for always.
     """
 
     sides: tuple[Paths, Paths]
@@ -240,6 +241,7 @@ class SideBySide:
     acts: dict[int, tuple[list[Act], list[Act]]] = field(default_factory=dict)
     branches: dict[int, tuple[Node | None, Node | None]] = field(default_factory=dict)
     meets: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
+    ways: dict[Node, tuple[Node | None, ...]] = field(default_factory=dict)
     _ends: dict[tuple[int, int], Registers] = field(default_factory=dict)
     _turned: dict[int, bool] = field(default_factory=dict)
 
@@ -254,7 +256,7 @@ class SideBySide:
         for _ in range(_ROUNDS):
             self._ends, last = {}, self._ends
             met: dict[tuple[int, tuple[Node | None, ...]], Node] = {}
-            self.meets = {}
+            self.meets, self.ways = {}, {}
             for number in range(len(self.pairs)):
                 acts = []
                 for side in (0, 1):
@@ -328,7 +330,19 @@ class SideBySide:
                 made[register] = met[key]
                 if None not in found:
                     self.meets[met[key]] = tuple(node for node in found if node is not None)
+                    self.ways[met[key]] = (*self._way(number, side), *([None] if number == 0 else []))
         return made
+
+    def _way(self, number: int, side: int) -> Iterator[Node | None]:
+        """By path that leads to one, the predicate that does; None where it is not known yet, or there is none."""
+        for one in self._before[number]:
+            path = self.sides[side].held[self.pairs[one][side]]
+            predicate = self.branches.get(one, (None, None))[side]
+            if predicate is None or path.onward[0] == path.onward[-1]:
+                yield None
+            else:
+                there = self.pairs[number][side] == path.onward[0]
+                yield predicate if there else self.nodes.negated(predicate)
 
     def _nothing(self, side: int, register: str) -> Node:
         # A sound entry depends on no such value. One that does has the same one in both, as long as it has one name.

@@ -481,7 +481,7 @@ class KnownRegisters:
         if any(each is None for each in operands):
             return None
         words = [each for each in operands if each is not None]
-        made = _computed(each.name, parts, words, sources, signed=signed)
+        made = computed(each.name, parts, words, sources, signed=signed)
         if made is None:
             return values.anything(width)
         return made if made.bits == width else values.resized(made, width, signed=signed)
@@ -527,7 +527,7 @@ def _combined(name: str, truths: list[int]) -> int:
     return found
 
 
-def _computed(
+def computed(
     name: str, parts: list[str], words: list[KnownWord], sources: list[str], *, signed: bool
 ) -> KnownWord | None:
     """The result of an instruction on integers, or on bits; None if nothing is known of it."""
