@@ -39,6 +39,7 @@ from refmoe.mutation.entries import (
 from refmoe.mutation.proofs.differences import proof
 from refmoe.mutation.proofs.equality import same_kernel
 from refmoe.mutation.proofs.program import sound
+from refmoe.mutation.proofs.ranges import within_bounds
 from refmoe.mutation.reach import HOST, EntryKey, Reach, default_cases, in_order
 from refmoe.mutation.site import Site
 from refmoe.ptx import Module
@@ -157,7 +158,11 @@ class _TrialDevice(PtxDevice):
     unforeseen: bool = False  # a launch was not as proofs take it for granted
 
     def launch(self, plan: LaunchPlan) -> None:
-        self.unforeseen |= not sound(plan)
+        text = sound_text((plan.kernel.source, plan.kernel.entry, self.arch))
+        # A sample of a large problem has a grid that no caller launches.
+        grid = plan.grid if plan.blocks is None else 0
+        foreseen = sound(plan, text) and within_bounds(plan.kernel.entry, grid, plan.arguments)
+        self.unforeseen |= not foreseen
         super().launch(plan)
 
     def _module(self, kernel: Entry) -> Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
@@ -13,6 +14,7 @@ from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
 from refmoe.mutation.proofs.program import EntryCode, NoProof
 from refmoe.mutation.proofs.ranges import Ranges
 from refmoe.mutation.proofs.trials import always_equal
+from refmoe.mutation.proofs.values import EITHER, TRUE
 
 #: What tells the assembler how to use registers, and nothing of what is computed.
 _HINTS = re.compile(r"^\.(?:minnctapersm|maxnctapersm|pragma)\b[^\n]*\n", re.MULTILINE)
@@ -47,7 +49,25 @@ class Proof:
 
     def holds(self) -> bool:
         """Whether both entries are the same kernel."""
-        return all(self._same_acts(number) for number in range(len(self.side.pairs)))
+        return all(self._same_acts(number) for number in sorted(self._reached()))
+
+    def _reached(self) -> set[int]:
+        """The pairs of paths that something leads to: a branch whose predicate never changes has one way."""
+        seen, waiting = {0}, [0]
+        while waiting:
+            number = waiting.pop()
+            path = self.side.sides[0].held[self.side.pairs[number][0]]
+            predicate = self.side.branches[number][0]
+            truth = EITHER if predicate is None else self.ranges.truth(predicate)
+            ways = path.onward if len(path.onward) == 1 or truth == EITHER else (path.onward[truth != TRUE],)
+            ahead = {self._numbers[each] for each in ways if each >= 0} - seen
+            seen |= ahead
+            waiting += ahead
+        return seen
+
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        return {pair[0]: number for number, pair in enumerate(self.side.pairs)}
 
     def _same_acts(self, number: int) -> bool:
         ones, others = self.side.acts[number]
@@ -56,7 +76,10 @@ class Proof:
         return all(self._same_act(one, other) for one, other in zip(ones, others, strict=True))
 
     def _same_branch(self, one: Node | None, other: Node | None) -> bool:
-        return one == other or (one is not None and other is not None and self.equal(one, other))
+        if one == other or one is None or other is None:
+            return one == other
+        truths = self.ranges.truth(one), self.ranges.truth(other)
+        return truths[0] == truths[1] != EITHER or self.equal(one, other)
 
     def _same_act(self, one: Act, other: Act) -> bool:
         if one.opcode != other.opcode or len(one.operands) != len(other.operands):
@@ -76,6 +99,10 @@ class Proof:
         """Whether two nodes always have one value."""
         if one == other:
             return True
+        if self.nodes.widths[one] == self.nodes.widths[other] > 1:
+            words = [self.ranges.of(each).constant for each in (one, other)]
+            if words[0] == words[1] is not None:
+                return True
         key = (one, other)
         if key in self._assumed:
             return True
@@ -105,6 +132,9 @@ class Proof:
         if kind not in ("op", "low", "pair", "sel", "not"):
             return False
         mine, its = self.nodes.arguments(one), self.nodes.arguments(other)
+        if kind == "op" and shapes[0][1] == shapes[1][1] == "and.pred":
+            held = [{each for each in nodes if self.ranges.truth(each) != TRUE} for nodes in (mine, its)]
+            return held[0] == held[1]
         heads = [shape[: len(shape) - len(mine)] for shape in shapes]
         if len(mine) != len(its):
             return False
@@ -146,7 +176,14 @@ class Proof:
     def _terms(self, mine: Any, its: Any) -> bool:
         left, right = Counter(mine), Counter(its)
         ones, others = list((left - right).elements()), list((right - left).elements())
-        return len(ones) == len(others) == 1 and ones[0][1] == others[0][1] and self.equal(ones[0][0], others[0][0])
+        if len(ones) != len(others):
+            return False
+        for node, factor in ones:
+            same = next((each for each in others if each[1] == factor and self.equal(node, each[0])), None)
+            if same is None:
+                return False
+            others.remove(same)
+        return True
 
     def _meets(self, one: Node, other: Node) -> bool:
         """Whether values are equal where paths meet: if they are on every path, taking for granted that they were."""

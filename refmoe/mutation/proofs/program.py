@@ -24,9 +24,23 @@ Held = KnownWord | int
 WARP = 32
 
 
-def sound(plan: LaunchPlan) -> bool:
-    """Whether a launch is as the analysis takes for granted. A number that is no Python integer is not."""
-    numbers = [each for each in plan.arguments if isinstance(each, (Number, np.generic))]
+def sound(plan: LaunchPlan, text: str | None = None) -> bool:
+    """Whether a launch is as the analysis takes for granted. A number that is no Python integer is not.
+
+    Args:
+        plan: the launch.
+        text: the module of its entry, whose integers are asked about; without it all numbers are.
+    """
+    wanted = [True] * len(plan.arguments)
+    if text is not None:
+        kinds = _PARAMETERS.findall(text)
+        # A number that the entry takes as a float may have any bits.
+        wanted = [kind != "f32" for kind in kinds] if len(kinds) == len(plan.arguments) else wanted
+    numbers = [
+        each
+        for each, asked in zip(plan.arguments, wanted, strict=True)
+        if asked and isinstance(each, (Number, np.generic))
+    ]
     small = all(isinstance(each, int) and 0 <= each <= INT32_MAX for each in numbers)
     return plan.block > 0 and plan.block % WARP == 0 and small
 
@@ -43,6 +57,7 @@ _SCOPE = re.compile(
 _NAME = re.compile(r"(?<![\w$%.])[%$A-Za-z_][\w$]*")
 _DECLARED = re.compile(r"\.reg\s+\.(\w+)\s+([^;]+);")
 _NUMBER = re.compile(r"^[ \t]*\.param[ \t]+\.[us]32[ \t]+([\w$]+)[ \t]*,?[ \t]*$", re.MULTILINE)
+_PARAMETERS = re.compile(r"^[ \t]*\.param[ \t]+(?:\.align[ \t]+\d+[ \t]+)?\.(\w+)", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^[ \t]*\.(?!reg\b)[^;\n]*", re.MULTILINE)
 #: An octal number, which Python does not read.
 _OCTAL = re.compile(r"(?<![\w.])0\d")

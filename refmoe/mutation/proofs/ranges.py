@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from refmoe.cuda.arguments import INT32_MAX, MAX_GRID
 from refmoe.mutation.proofs import values
@@ -30,10 +31,12 @@ class Bounds:
     Attributes:
         most: by parameter's number, the largest.
         grid: the most CTAs.
+        least: by parameter's number, the smallest, where it is not 0.
     """
 
     most: Mapping[int, int]
     grid: int = INT32_MAX
+    least: Mapping[int, int] = field(default_factory=dict)
 
 
 #: By the beginning of an entry's name. `refmoe.mutation.trial` holds the launches of cases against it.
@@ -42,7 +45,9 @@ BOUNDS: Mapping[str, Bounds] = MappingProxyType(
         "refmoe_expand_": Bounds({7: _ROWS, 8: 32, 10: _PIECES}, MAX_GRID),
         "refmoe_mxfp8_quantize_": Bounds({3: _ROWS, 4: _PIECES}, MAX_GRID),
         "refmoe_nvfp4_quantize_": Bounds({4: _ROWS, 5: _PIECES}, MAX_GRID),
-        "refmoe_swiglu_": Bounds({}, INT32_MAX),
+        # K of a product has at most 2^31 - 1 bytes of scale atoms, 512 for each 128 or 64 elements.
+        "refmoe_sm12x_gemm_": Bounds({10: 1 << 29, 12: 8}, least={12: 2}),
+        "refmoe_sm12x_nvfp4_gemm_": Bounds({10: 1 << 28, 12: 8}, least={12: 2}),
         "refmoe_finalize_bf16_": Bounds({6: _ROWS}),
         "refmoe_finalize_f32_": Bounds({6: _ROWS}),
         "refmoe_deepseek_expand_": Bounds({6: _ROWS, 7: 32, 8: _PIECES}, MAX_GRID),
@@ -52,6 +57,18 @@ BOUNDS: Mapping[str, Bounds] = MappingProxyType(
 #: Rounds in which intervals may grow by themselves, and rounds in all.
 _PATIENCE, _ROUNDS = 3, 60
 _TYPE = re.compile(r"[subf](8|16|32|64)$")
+
+
+def within_bounds(entry: str, grid: int, arguments: Sequence[object]) -> bool:
+    """Whether a launch of an entry is within what is said of it."""
+    known = bounds_of(entry)
+    numbers = [(each, known.most.get(place), known.least.get(place)) for place, each in enumerate(arguments)]
+    small = all(
+        isinstance(each, int) and (most is None or each <= most) and (least is None or each >= least)
+        for each, most, least in numbers
+        if most is not None or least is not None
+    )
+    return small and grid <= known.grid
 
 
 def bounds_of(entry: str) -> Bounds:
@@ -111,12 +128,50 @@ class Ranges:
     def _met(self, node: Node) -> KnownWord | None:
         found: KnownWord | None = None
         for each, facts in zip(self.side.meets[node], self.side.ways[node], strict=True):
-            word = self._of(each)
+            word = self._under(each, facts)
             if word is None:
                 continue
-            word = self._within(each, word, facts)
             found = word if found is None else values.joined(found, word)
         return found
+
+    def _under(self, node: Node, fact: Node | None) -> KnownWord | None:
+        """What a node may be where a predicate holds, which may tell of what it is the sum of."""
+        word, shape = self._of(node), self.side.nodes.shapes[node]
+        if word is None or fact is None:
+            return word
+        if shape[0] == "sum":
+            again = self._sum(shape, [self._within(each, self.of(each), fact) for each, _ in shape[3:]])
+            word = again if again.high - again.low < word.high - word.low else word
+        return self._within(node, word, fact)
+
+    def truth(self, predicate: Node) -> int:
+        """The truths that a predicate may have, as a set of bits, see `refmoe.mutation.proofs.values`."""
+        nodes = self.side.nodes
+        shape = nodes.shapes[predicate]
+        if (word := nodes.word(predicate)) is not None:
+            return values.TRUE if word else values.FALSE
+        if shape[0] == "not":
+            return {values.TRUE: values.FALSE, values.FALSE: values.TRUE}.get(self.truth(shape[1]), values.EITHER)
+        if shape[0] != "op":
+            return values.EITHER
+        if shape[1] == "and.pred":
+            truths = [self.truth(each) for each in shape[2:]]
+            if values.FALSE in truths:
+                return values.FALSE
+            return values.TRUE if set(truths) == {values.TRUE} else values.EITHER
+        match = re.match(r"setp\.(eq|lt)\.([su])(\d+)$", str(shape[1]))
+        words = [self.of(each) for each in shape[2:]]
+        if match is None or any(each.bits != int(match[3]) for each in words):
+            return values.EITHER
+        return values.compared(match[1], words[0], words[1], signed=match[2] == "s")
+
+    def _sum(self, shape: Sequence[Any], words: Sequence[KnownWord]) -> KnownWord:
+        bits = shape[1]
+        total = values.constant(bits, shape[2])
+        for word, (_, factor) in zip(words, shape[3:], strict=True):
+            fitting = word if word.bits == bits else values.resized(word, bits, signed=False)
+            total = values.added(total, values.multiplied(fitting, values.constant(bits, factor), bits))
+        return total
 
     def _within(self, node: Node, word: KnownWord, fact: Node | None) -> KnownWord:
         """What a node may be where a predicate holds."""
@@ -137,10 +192,11 @@ class Ranges:
         low, high = word.low, word.high
         if match[1] == "u":
             # Below what is not negative, a number read without a sign is not negative either.
-            bound = self.of(other)
-            if truth and one == node and bound.unsigned:
-                return values.between(word.bits, max(low, 0), min(max(high, 0), bound.high - 1) if low >= 0 else bound.high - 1)
-            return word
+            above, most = (other, -1) if truth and one == node else (one, 0) if not truth and other == node else (None, 0)
+            if above is None or not (bound := self.of(above)).unsigned:
+                return word
+            high = min(high, bound.high + most) if low >= 0 else bound.high + most
+            return values.between(word.bits, max(low, 0), high) if high >= max(low, 0) else word
         if one == node:
             bound = self.of(other)
             low, high = (low, min(high, bound.high - 1)) if truth else (max(low, bound.low), high)
@@ -186,11 +242,7 @@ class Ranges:
             return None
         words = [each for each in given if each is not None]
         if shape[0] == "sum":
-            total = values.constant(bits, shape[2])
-            for word, (_, factor) in zip(words, shape[3:], strict=True):
-                fitting = word if word.bits == bits else values.resized(word, bits, signed=False)
-                total = values.added(total, values.multiplied(fitting, values.constant(bits, factor), bits))
-            return total
+            return self._sum(shape, words)
         if shape[0] == "sel":
             return values.joined(words[1], words[2])
         return self._operation(shape, bits, words) if shape[0] == "op" and bits > 1 else values.anything(bits)
@@ -199,7 +251,8 @@ class Ranges:
         kind, name = str(shape[1]), str(shape[2])
         if kind == "parameter" and str(shape[3]) in self.numbers and bits == 32:
             number = int(str(shape[3]).rstrip("]").rpartition("_")[2])
-            return values.between(bits, 0, bounds_of(self.entry).most.get(number, INT32_MAX))
+            known = bounds_of(self.entry)
+            return values.between(bits, known.least.get(number, 0), known.most.get(number, INT32_MAX))
         if kind != "steady":
             return values.anything(bits)
         if name in ("%tid.y", "%tid.z", "%ctaid.y", "%ctaid.z"):
