@@ -20,7 +20,10 @@ from refmoe.mutation.proofs.values import EITHER, TRUE
 _HINTS = re.compile(r"^\.(?:minnctapersm|maxnctapersm|pragma)\b[^\n]*\n", re.MULTILINE)
 _THREADS = re.compile(r"^\.maxntid\s+(\d+)[^\n]*\n", re.MULTILINE)
 _REGISTERS = re.compile(r"^\s*\.reg\b[^\n]*\n", re.MULTILINE)
-_SHARED = re.compile(r"^\s*\.(?:shared|const|global|local)\b[^\n]*\n", re.MULTILINE)
+_SHARED = re.compile(r"^\s*\.(?:shared|const|global)\b[^\n]*\n", re.MULTILINE)
+_LOCAL = re.compile(r"^\s*(\.local\b[^\n]*)\[(\d+)\];\n", re.MULTILINE)
+#: Pairs of expressions of a proof that are tried on all values: each is compiled.
+_TRIALS = 24
 _EARLY = "griddepcontrol.launch_dependents"
 
 
@@ -41,6 +44,8 @@ class Proof:
     groups: int = 0
     _known: dict[tuple[Node, Node], bool] = field(default_factory=dict)
     _assumed: set[tuple[Node, Node]] = field(default_factory=set)
+    _trail: list[tuple[Node, Node]] = field(default_factory=list)
+    _trials: int = _TRIALS
 
     @property
     def nodes(self) -> Nodes:
@@ -105,19 +110,35 @@ class Proof:
                 return True
         key = (one, other)
         if key in self._assumed:
+            # Only where paths meet does an expression come back to itself: it is equal if it was a round ago.
             return True
         if key not in self._known:
-            self._known[key] = False
-            # What holds under an assumption that falls is asked again: nothing is kept until the outermost one stands.
-            if found := self._congruent(one, other):
-                self._known[key] = True
-            elif self.nodes.widths[one] == self.nodes.widths[other] and always_equal(self.nodes, one, other):
-                self.tried += 1
-                self._known[key] = found = True
-            if not found and self._assumed:
-                del self._known[key]
-                return False
+            self._assumed.add(key)
+            mark = len(self._trail)
+            found = self._congruent(one, other)
+            if not found:
+                self._forget(mark)
+                found = self._tried(one, other)
+            self._assumed.discard(key)
+            # What is not equal even if more is taken for granted is not equal.
+            self._known[key] = found
+            if found:
+                self._trail.append(key)
         return self._known[key]
+
+    def _forget(self, mark: int) -> None:
+        """Take back what was found under an assumption that does not hold."""
+        for key in self._trail[mark:]:
+            del self._known[key]
+        del self._trail[mark:]
+
+    def _tried(self, one: Node, other: Node) -> bool:
+        if self.nodes.widths[one] != self.nodes.widths[other] or self._trials == 0:
+            return False
+        self._trials -= 1
+        found = always_equal(self.nodes, one, other)
+        self.tried += found
+        return found
 
     def _congruent(self, one: Node, other: Node) -> bool:
         """Whether two nodes are the same function of nodes that are equal."""
@@ -134,7 +155,7 @@ class Proof:
         mine, its = self.nodes.arguments(one), self.nodes.arguments(other)
         if kind == "op" and shapes[0][1] == shapes[1][1] == "and.pred":
             held = [{each for each in nodes if self.ranges.truth(each) != TRUE} for nodes in (mine, its)]
-            return held[0] == held[1]
+            return self._matched(held[0] - held[1], held[1] - held[0])
         heads = [shape[: len(shape) - len(mine)] for shape in shapes]
         if len(mine) != len(its):
             return False
@@ -185,18 +206,22 @@ class Proof:
             others.remove(same)
         return True
 
+    def _matched(self, mine: set[Node], its: set[Node]) -> bool:
+        """Whether each of some nodes is equal to one of others, and none is left."""
+        left = set(its)
+        for node in sorted(mine):
+            same = next((each for each in sorted(left) if self.equal(node, each)), None)
+            if same is None:
+                return False
+            left.discard(same)
+        return not left
+
     def _meets(self, one: Node, other: Node) -> bool:
         """Whether values are equal where paths meet: if they are on every path, taking for granted that they were."""
         mine, its = self.side.meets.get(one), self.side.meets.get(other)
         if mine is None or its is None or self.nodes.shapes[one][2] != self.nodes.shapes[other][2]:
             return False
-        self._assumed.add((one, other))
-        before = dict(self._known)
-        found = all(self.equal(*pair) for pair in zip(mine, its, strict=True))
-        self._assumed.discard((one, other))
-        if not found:
-            self._known = before
-        return found
+        return all(self.equal(*pair) for pair in zip(mine, its, strict=True))
 
 
 def same_kernel(sound: str, other: str) -> str | None:
@@ -239,4 +264,7 @@ def _same_heads(sound: str, other: str) -> bool:
     threads = [int(match[1]) if (match := _THREADS.search(text)) else 0 for text in (sound, other)]
     heads = [_THREADS.sub("", _HINTS.sub("", text[: text.index("\n{") + 1])) for text in (sound, other)]
     memory = [sorted(_SHARED.findall(text[text.index("\n{") :])) for text in (sound, other)]
-    return heads[0] == heads[1] and memory[0] == memory[1] and threads[1] >= threads[0]
+    # What a thread has for itself may be more.
+    local = [{match[1]: int(match[2]) for match in _LOCAL.finditer(text)} for text in (sound, other)]
+    room = local[0].keys() == local[1].keys() and all(local[1][name] >= size for name, size in local[0].items())
+    return heads[0] == heads[1] and memory[0] == memory[1] and threads[1] >= threads[0] and room

@@ -50,7 +50,7 @@ class NoProof(Exception):
 
 
 _LABEL = re.compile(r"^[ \t]*([$\w]+):[ \t]*$", re.MULTILINE)
-_IGNORED = re.compile(r"^[ \t]*(?:[{}]|\.(?:reg|shared|pragma)\b[^;]*;)?[ \t]*$")
+_IGNORED = re.compile(r"^[ \t]*(?:[{}]|\.(?:reg|shared|local|pragma)\b[^;]*;)?[ \t]*$")
 _SCOPE = re.compile(
     r"^[ \t]*\{[ \t]*\.reg \.b16 \w+;[ \t]*(mov\.b32)[ \t]+(\{\w+, ?%\w+\})[ \t]*,[ \t]*(%\w+);[ \t]*\}$", re.MULTILINE
 )
