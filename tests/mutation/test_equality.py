@@ -1,4 +1,4 @@
-"""Two texts of an entry that are proven to be the same kernel: held against what they compute, and against near misses."""
+"""Two texts of an entry that are proven to be the same kernel: held against what they compute, and near misses."""
 
 from __future__ import annotations
 
@@ -73,8 +73,10 @@ SAME = [
     ("xor.b32 %r3, %r1, 0", "mov.u32 %r3, %r1"),
     ("and.b32 %r2, %r1, 65535; cvt.rn.f32.u32 %r3, %r2", "and.b32 %r2, %r1, 65535; cvt.rz.f32.u32 %r3, %r2"),
     ("shl.b32 %r2, %r1, 16; add.rn.f32 %r3, %r2, 0f00000000", "shl.b32 %r2, %r1, 16; add.rz.f32 %r3, %r2, 0f00000000"),
-    ("setp.eq.s32 %p1, %r7, 3; mov.u32 %r2, 1; @%p1 mov.u32 %r2, %r1; mul.lo.s32 %r4, %r2, %r7; selp.b32 %r3, %r4, 0, %p1",
-     "setp.eq.s32 %p1, %r7, 3; mov.u32 %r2, 5; @%p1 mov.u32 %r2, %r1; mul.lo.s32 %r4, %r2, %r7; selp.b32 %r3, %r4, 0, %p1"),
+    ("setp.eq.s32 %p1, %r7, 3; mov.u32 %r2, 1; @%p1 mov.u32 %r2, %r1; mul.lo.s32 %r4, %r2, %r7; "
+     "selp.b32 %r3, %r4, 0, %p1",
+     "setp.eq.s32 %p1, %r7, 3; mov.u32 %r2, 5; @%p1 mov.u32 %r2, %r1; mul.lo.s32 %r4, %r2, %r7; "
+     "selp.b32 %r3, %r4, 0, %p1"),
 ]  # fmt: skip
 
 OTHER = [
@@ -90,8 +92,10 @@ OTHER = [
      "setp.lt.s32 %p1, %r1, 9; @!%p1 add.s32 %r7, %r7, 1; mov.u32 %r3, %r7"),
     ("and.b32 %r2, %r1, 33554431; cvt.rn.f32.u32 %r3, %r2", "and.b32 %r2, %r1, 33554431; cvt.rz.f32.u32 %r3, %r2"),
     ("shl.b32 %r2, %r1, 16; add.rn.f32 %r3, %r2, 0f3F800001", "shl.b32 %r2, %r1, 16; add.rz.f32 %r3, %r2, 0f3F800001"),
-    ("setp.eq.s32 %p1, %r7, 3; mov.u32 %r2, 1; @%p1 mov.u32 %r2, %r1; mul.lo.s32 %r4, %r2, %r7; selp.b32 %r3, 0, %r4, %p1",
-     "setp.eq.s32 %p1, %r7, 3; mov.u32 %r2, 5; @%p1 mov.u32 %r2, %r1; mul.lo.s32 %r4, %r2, %r7; selp.b32 %r3, 0, %r4, %p1"),
+    ("setp.eq.s32 %p1, %r7, 3; mov.u32 %r2, 1; @%p1 mov.u32 %r2, %r1; mul.lo.s32 %r4, %r2, %r7; "
+     "selp.b32 %r3, 0, %r4, %p1",
+     "setp.eq.s32 %p1, %r7, 3; mov.u32 %r2, 5; @%p1 mov.u32 %r2, %r1; mul.lo.s32 %r4, %r2, %r7; "
+     "selp.b32 %r3, 0, %r4, %p1"),
     ("mov.u32 %r3, %r1; st.global.u32 [%rd5+256], %r7", "mov.u32 %r3, %r1"),
     ("mov.u32 %r3, %r1; st.global.u32 [%rd5+256], %r7", "mov.u32 %r3, %r1; st.global.u32 [%rd5+260], %r7"),
     ("st.global.u32 [%rd5+256], %r7; ld.global.u32 %r3, [%rd5+256]",

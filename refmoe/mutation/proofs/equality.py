@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
-from refmoe.mutation.proofs.lanes import stored_by_others
 from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
 from refmoe.mutation.proofs.program import EntryCode, NoProof
 from refmoe.mutation.proofs.ranges import Ranges
@@ -35,13 +34,11 @@ class Proof:
         side: both.
         ranges: what their values may be.
         tried: pairs of expressions that were tried on all their values.
-        groups: stores that other lanes of a group make.
     """
 
     side: SideBySide
     ranges: Ranges
     tried: int = 0
-    groups: int = 0
     _known: dict[tuple[Node, Node], bool] = field(default_factory=dict)
     _assumed: set[tuple[Node, Node]] = field(default_factory=set)
     _trail: list[tuple[Node, Node]] = field(default_factory=list)
@@ -91,12 +88,7 @@ class Proof:
             return False
         if not all(self.equal(*pair) for pair in zip(one.operands, other.operands, strict=True)):
             return False
-        if self.equal(one.guard, other.guard):
-            return True
-        if stored_by_others(self.side, one, other):
-            self.groups += 1
-            return True
-        return False
+        return self.equal(one.guard, other.guard)
 
     # --- values -------------------------------------------------------------------------------------------------
 
@@ -252,15 +244,13 @@ def _same_kernel(sound: str, other: str) -> str | None:
     proof = Proof(side, ranges)
     if not proof.holds():
         return None
-    if proof.groups:
-        words.append("other lanes of a group store the same at the same place")
     if proof.tried:
         words.append("tried on every value of what differs")
     return "; ".join(words) or "each act has the same operands"
 
 
 def _same_heads(sound: str, other: str) -> bool:
-    """Whether all but the instructions and the registers is the same, up to hints and to a launch that stays allowed."""
+    """Whether all but instructions and registers is the same, up to hints; what was allowed to launch still is."""
     threads = [int(match[1]) if (match := _THREADS.search(text)) else 0 for text in (sound, other)]
     heads = [_THREADS.sub("", _HINTS.sub("", text[: text.index("\n{") + 1])) for text in (sound, other)]
     memory = [sorted(_SHARED.findall(text[text.index("\n{") :])) for text in (sound, other)]

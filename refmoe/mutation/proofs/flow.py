@@ -104,7 +104,7 @@ class Paths:
         for number, block in enumerate(program.blocks):
             made.held[number] = made._path(number, block.code)
         made._reachable()
-        while any([made._joined(number) or made._guarded(number) for number in list(made.held)]):
+        while any(made._joined(number) or made._guarded(number) for number in list(made.held)):
             made._reachable()
         return made
 
@@ -113,7 +113,8 @@ class Paths:
         steps = [step for index in code if (step := self._step(self.program.code[index])) is not None]
         last = self.program.code[code[-1]] if code else None
         if last is None or last.name not in ("bra", "ret", "exit"):
-            return Path(steps, None, (-1,) if last is not None and last.name == "trap" and not last.guard else (behind,))
+            ends = last is not None and last.name == "trap" and not last.guard
+            return Path(steps, None, (-1,) if ends else (behind,))
         target = self._target(last) if last.name == "bra" else -1
         if not last.guard:
             return Path(steps, None, (target,))
@@ -196,7 +197,9 @@ class Paths:
 
     def _plain(self, arm: int, number: int) -> bool:
         path = self.held.get(arm)
-        if path is None or arm == 0 or path.predicate is not None or len(path.onward) != 1 or self.before()[arm] != [number]:
+        if path is None or arm == 0 or path.predicate is not None or len(path.onward) != 1:
+            return False
+        if self.before()[arm] != [number]:
             return False
         return path.onward[0] != arm and all(each.pure or each.name in _ALONE for each in path.steps)
 
@@ -280,7 +283,7 @@ class SideBySide:
             one, other = (side.held[each] for side, each in zip(self.sides, pair, strict=True))
             if len(one.onward) != len(other.onward):
                 raise NoProof("paths that do not correspond")
-            ahead = [each for each in zip(one.onward, other.onward, strict=True)]
+            ahead = list(zip(one.onward, other.onward, strict=True))
             if any((a < 0) != (b < 0) for a, b in ahead):
                 raise NoProof("paths that do not correspond")
             onward[pair] = [each for each in ahead if each[0] >= 0]
@@ -315,7 +318,7 @@ class SideBySide:
             found: list[Node | None] = []
             for one in self._before[number]:
                 # Of a path that has not been walked yet nothing is known, in this round or in the one before.
-                held = self._ends.get((side, one)) or last.get((side, one))
+                held = self._ends.get((side, one), last.get((side, one)))
                 found.append(None if held is None else held.get(register, self._nothing(side, register)))
             if number == 0:
                 found.append(self._nothing(side, register))

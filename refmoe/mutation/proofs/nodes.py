@@ -21,7 +21,7 @@ from typing import Any
 Node = int
 Shape = tuple[Any, ...]
 
-#: Instructions whose first two operands may be exchanged, on integers, and on numbers of FP32 or less: their NaN is one.
+#: Instructions whose first two operands may be exchanged: on integers, and on numbers of FP32 or less, with one NaN.
 EITHER_WAY = frozenset(("add", "mul", "min", "max", "and", "or", "xor", "fma", "mad"))
 _TYPE = re.compile(r"([subf]|bf)(8|16|32|64)(x2)?$")
 #: Of these the sign of the type says nothing.
@@ -138,7 +138,7 @@ class Nodes:
             return self.total(shape[1], shape[2], terms)
         parts = [changed[each] for each in self.arguments(self.known[shape])]
         if kind == "sel":
-            return self.selected(*parts, bits)
+            return self.selected(parts[0], parts[1], parts[2], bits)
         if kind == "not":
             return self.negated(parts[0])
         if kind == "op" and shape[1] == "and.pred":
@@ -191,16 +191,16 @@ class Nodes:
             high, low = (self.of(("low", opcode, each), bits // 2) for each in sources)
             return self.of(("pair", bits, low, high), bits)
         no_sign = parts[0] in _NO_SIGN and len(parts) == 2
-        if kind and kind[1] == "s" and (no_sign or self._never_negative(parts, width, sources)):
+        alike = kind is not None and kind[1] == "s" and (no_sign or self._never_negative(parts, width, sources))
+        if alike or (kind is not None and kind[1] == "b" and parts[0] == "shr"):
             parts[-1] = f"u{width}"
-        elif kind and kind[1] == "b" and parts[0] == "shr":
-            parts[-1] = f"u{width}"
-        if parts[0] == "cvt" and len(parts) == 3 and (target := _TYPE.match(parts[1])) and target[1] in "su" and kind:
-            if kind[1] in "su" and int(target[2]) == bits:
+        if parts[0] == "cvt" and len(parts) == 3 and kind is not None and kind[1] in "su":
+            target = _TYPE.match(parts[1])
+            if target is not None and target[1] in "su" and int(target[2]) == bits:
                 # Of a result as wide as its register the sign says nothing.
                 parts[1] = f"u{bits}"
         sources = list(sources)
-        if parts[0] in EITHER_WAY and kind and kind[2] != "64" or (parts[0] in EITHER_WAY and parts[-1][0] in "sub"):
+        if (parts[0] in EITHER_WAY and kind and kind[2] != "64") or (parts[0] in EITHER_WAY and parts[-1][0] in "sub"):
             sources[:2] = sorted(sources[:2])
         return self._folded(".".join(parts), sources, bits)
 

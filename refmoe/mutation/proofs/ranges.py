@@ -16,7 +16,8 @@ from refmoe.cuda.arguments import INT32_MAX, MAX_GRID
 from refmoe.mutation.proofs import values
 from refmoe.mutation.proofs.flow import SideBySide
 from refmoe.mutation.proofs.nodes import Node
-from refmoe.mutation.proofs.program import KnownWord, computed
+from refmoe.mutation.proofs.program import computed
+from refmoe.mutation.proofs.values import KnownWord
 
 #: Rows that a walk in steps of a grid does not leave 32 bits with.
 _ROWS = INT32_MAX - MAX_GRID
@@ -192,7 +193,11 @@ class Ranges:
         low, high = word.low, word.high
         if match[1] == "u":
             # Below what is not negative, a number read without a sign is not negative either.
-            above, most = (other, -1) if truth and one == node else (one, 0) if not truth and other == node else (None, 0)
+            above, most = None, 0
+            if truth and one == node:
+                above, most = other, -1
+            elif not truth and other == node:
+                above = one
             if above is None or not (bound := self.of(above)).unsigned:
                 return word
             high = min(high, bound.high + most) if low >= 0 else bound.high + most
@@ -249,7 +254,8 @@ class Ranges:
 
     def _atom(self, shape: Sequence[object], bits: int) -> KnownWord:
         kind, name = str(shape[1]), str(shape[2])
-        if kind == "parameter" and str(shape[3]) in self.numbers and bits == 32:
+        whole = shape[2] in ("u32", "s32", "b32") and bits == 32
+        if kind == "parameter" and whole and str(shape[3]) in self.numbers:
             number = int(str(shape[3]).rstrip("]").rpartition("_")[2])
             known = bounds_of(self.entry)
             return values.between(bits, known.least.get(number, 0), known.most.get(number, INT32_MAX))

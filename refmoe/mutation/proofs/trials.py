@@ -39,7 +39,7 @@ _OUTCOMES: dict[str, bool] = {}
 
 def always_equal(nodes: Nodes, one: Node, other: Node) -> bool:
     """Whether two nodes have equal values, whatever the values of some cut below them are."""
-    for cut in sorted(_cuts(nodes, one, other), key=lambda cut: _size(nodes, cut))[:_CUTS]:
+    for cut in sorted(_cuts(nodes, one, other), key=functools.partial(_size, nodes))[:_CUTS]:
         key = _spelled(nodes, (one, other), cut)
         if key not in _OUTCOMES:
             try:
@@ -92,7 +92,7 @@ def unknown_bits(nodes: Nodes, node: Node) -> int:
         if parts[0] == "cvt" and len(parts) == 3 and parts[1][0] == parts[2][0] == "u":
             return unknown_bits(nodes, sources[0]) & ((1 << int(parts[2][1:])) - 1) & full
     if shape[0] == "sum" and shape[2] == 0 and len(shape) == 4 and (factor := shape[3][1]) & (factor - 1) == 0:
-        return (unknown_bits(nodes, shape[3][0]) * factor) & full
+        return (unknown_bits(nodes, shape[3][0]) * int(factor)) & full
     return full
 
 
@@ -105,7 +105,7 @@ def _cuts(nodes: Nodes, one: Node, other: Node) -> Iterator[tuple[Node, ...]]:
     above = {one, other}
     common = _below(nodes, one) & _below(nodes, other)
     held: set[Node] = set()
-    waiting = [each for each in above]
+    waiting = list(above)
     while waiting:
         node = waiting.pop()
         if node in common:
@@ -237,7 +237,8 @@ def _spread(build: Any, lanes: Any, numbers: Any, mask: int, taken: int) -> tupl
 
 
 def _resized(lanes: Any, value: Any, bits: int) -> Any:
-    return lanes.resize(value, bits)
+    made: Any = lanes.resize(value, bits)
+    return made
 
 
 def _value(nodes: Nodes, node: Node, build: Any, lanes: Any, values: dict[Node, Any]) -> Any:
