@@ -20,6 +20,9 @@ from refmoe.mutation import ptx
 from refmoe.mutation.proofs import values
 from refmoe.mutation.proofs.values import EITHER, FALSE, TRUE, KnownWord
 
+#: By the beginning of an entry's name, parameters that are the bits of a float, and so any word.
+ANY_WORD: Mapping[str, tuple[int, ...]] = {"refmoe_deepseek_finalize_": (8,), "refmoe_deepseek_route_": (10,)}
+
 Held = KnownWord | int
 WARP = 32
 
@@ -36,6 +39,8 @@ def sound(plan: LaunchPlan, text: str | None = None) -> bool:
         kinds = _PARAMETERS.findall(text)
         # A number that the entry takes as a float may have any bits.
         wanted = [kind != "f32" for kind in kinds] if len(kinds) == len(plan.arguments) else wanted
+        for place in _any_words(plan.kernel.entry):
+            wanted[place] = False
     numbers = [
         each
         for each, asked in zip(plan.arguments, wanted, strict=True)
@@ -43,6 +48,10 @@ def sound(plan: LaunchPlan, text: str | None = None) -> bool:
     ]
     small = all(isinstance(each, int) and 0 <= each <= INT32_MAX for each in numbers)
     return plan.block > 0 and plan.block % WARP == 0 and small
+
+
+def _any_words(entry: str) -> tuple[int, ...]:
+    return next((places for start, places in ANY_WORD.items() if entry.startswith(start)), ())
 
 
 class NoProof(Exception):
@@ -208,7 +217,10 @@ class EntryCode:
     @cached_property
     def numbers(self) -> frozenset[str]:
         """Operands that are a parameter which is one integer of 32 bits."""
-        return frozenset(f"[{name}]" for name in _NUMBER.findall(self.text))
+        match = re.search(r"\.entry\s+(\w+)", self.text)
+        free = {f"_param_{place}" for place in _any_words(match[1] if match else "")}
+        names = _NUMBER.findall(self.text)
+        return frozenset(f"[{name}]" for name in names if name[name.rfind("_param_") :] not in free)
 
     @cached_property
     def threads(self) -> int:

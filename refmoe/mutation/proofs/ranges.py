@@ -47,8 +47,8 @@ BOUNDS: Mapping[str, Bounds] = MappingProxyType(
         "refmoe_mxfp8_quantize_": Bounds({3: _ROWS, 4: _PIECES}, MAX_GRID),
         "refmoe_nvfp4_quantize_": Bounds({4: _ROWS, 5: _PIECES}, MAX_GRID),
         # K of a product has at most 2^31 - 1 bytes of scale atoms, 512 for each 128 or 64 elements.
-        "refmoe_sm12x_gemm_": Bounds({10: 1 << 29, 12: 8}, least={12: 2}),
-        "refmoe_sm12x_nvfp4_gemm_": Bounds({10: 1 << 28, 12: 8}, least={12: 2}),
+        "refmoe_sm12x_gemm_": Bounds({10: 1 << 29, 12: 16}, least={12: 2}),
+        "refmoe_sm12x_nvfp4_gemm_": Bounds({10: 1 << 28, 12: 16}, least={12: 2}),
         "refmoe_finalize_bf16_": Bounds({6: _ROWS}),
         "refmoe_finalize_f32_": Bounds({6: _ROWS}),
         "refmoe_deepseek_expand_": Bounds({6: _ROWS, 7: 32, 8: _PIECES}, MAX_GRID),
