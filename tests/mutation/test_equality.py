@@ -188,11 +188,11 @@ def all_sums_are_alike(nodes: Nodes, bits: int, constant: int, terms: Any) -> in
     return TOTAL(nodes, bits, 0, terms)
 
 
-def one_value_is_enough(total: int) -> Iterator[int]:
+def one_chunk_is_enough(warps: int) -> Iterator[int]:
     yield 0
 
 
-def every_meeting_is_equal(self: equality.Proof, one: int, other: int) -> bool:
+def every_meeting_is_equal(self: equality.EqualEntries, one: int, other: int) -> bool:
     return True
 
 
@@ -209,6 +209,24 @@ def test_a_rule_that_is_wrong_proves_what_is_wrong(monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     monkeypatch.setattr(Nodes, "total", all_sums_are_alike)
     assert next(false_proofs(), None) is not None
+
+
+def test_a_rule_of_loops_or_of_trials_that_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound, started = looped(), looped(lambda body: body.replace("mov.u32 %r3, 0", "mov.u32 %r3, 1"))
+    assert same_kernel(sound, started) is None
+    monkeypatch.setattr(equality.EqualEntries, "_meets", every_meeting_is_equal)
+    assert same_kernel(sound, started) is not None
+    monkeypatch.undo()
+    nodes = Nodes()
+    low = nodes.computed("and.b32", [nodes.of(("atom", "any"), 32), nodes.integer((1 << 24) - 1, 32)], 32)
+    last = nodes.computed("setp.eq.s32", [low, nodes.integer((1 << 24) - 1, 32)], 1)
+    never = nodes.integer(6, 32)
+    other = nodes.selected(last, nodes.integer(5, 32), never, 32)
+    for starts, found in ((trials._starts, False), (one_chunk_is_enough, True)):
+        monkeypatch.setattr(trials, "_OUTCOMES", {})
+        monkeypatch.setattr(trials, "_starts", starts)
+        same = nodes.computed("or.b32", [nodes.computed("shr.u32", [low, nodes.integer(24, 32)], 32), never], 32)
+        assert trials.always_equal(nodes, other, same) is found
 
 
 def test_paths_of_the_kernel_are_few_once_short_branches_are_guards() -> None:

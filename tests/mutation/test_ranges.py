@@ -12,7 +12,7 @@ from refmoe.cuda.launch import Entry, LaunchPlan
 from refmoe.mutation.proofs import ranges
 from refmoe.mutation.proofs.equality import same_kernel
 from refmoe.mutation.proofs.program import sound
-from refmoe.mutation.proofs.ranges import BOUNDS, Bounds, within_bounds
+from refmoe.mutation.proofs.ranges import BOUNDS, HostBounds, within_bounds
 from tests.mutation.test_proofs import small
 
 #: A counter that goes on in steps while it is below a bound.
@@ -90,9 +90,9 @@ def test_launches_are_held_against_the_bounds(grid: int, tokens: int, pieces: in
 def test_a_bound_is_used_and_only_of_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     text = walk("0", "64", "%r9")
     assert same_kernel(text, signed(text)) is None
-    monkeypatch.setattr(ranges, "BOUNDS", {"kernel": Bounds({2: INT32_MAX - 64})})
+    monkeypatch.setattr(ranges, "BOUNDS", {"kernel": HostBounds({2: INT32_MAX - 64})})
     assert same_kernel(text, signed(text)) is not None
-    monkeypatch.setattr(ranges, "BOUNDS", {"kernel": Bounds({2: INT32_MAX - 62})})
+    monkeypatch.setattr(ranges, "BOUNDS", {"kernel": HostBounds({2: INT32_MAX - 62})})
     assert same_kernel(text, signed(text)) is None
 
 

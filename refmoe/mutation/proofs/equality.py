@@ -27,7 +27,7 @@ _EARLY = "griddepcontrol.launch_dependents"
 
 
 @dataclass
-class Proof:
+class EqualEntries:
     """A proof of two entries.
 
     Attributes:
@@ -241,7 +241,7 @@ def _same_kernel(sound: str, other: str) -> str | None:
     side.solve()
     match = re.search(r"\.entry\s+(\w+)", sound)
     ranges = Ranges(side, match[1] if match else "", one.threads, one.numbers).solve()
-    proof = Proof(side, ranges)
+    proof = EqualEntries(side, ranges)
     if not proof.holds():
         return None
     if proof.tried:

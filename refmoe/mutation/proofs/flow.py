@@ -44,7 +44,7 @@ _ROUNDS = 40
 
 
 @dataclass(frozen=True)
-class Step:
+class GuardedStep:
     """An instruction, guarded by all of some predicates.
 
     Attributes:
@@ -80,7 +80,7 @@ class Path:
         onward: the path where the predicate is as it says, then the other one; -1 for the end.
     """
 
-    steps: list[Step]
+    steps: list[GuardedStep]
     predicate: tuple[str, bool] | None = None
     onward: tuple[int, ...] = ()
 
@@ -126,7 +126,7 @@ class Paths:
             raise NoProof(f"where {label} is")
         return self.program.targets[label]
 
-    def _step(self, each: ptx.Instruction) -> Step | None:
+    def _step(self, each: ptx.Instruction) -> GuardedStep | None:
         if each.name in ("bra", "ret", "exit"):
             return None
         guards = ((each.guard.lstrip("@!"), "!" not in each.guard),) if each.guard else ()
@@ -138,7 +138,7 @@ class Paths:
                 results = tuple("" if part == "_" else part for part in first)
                 # What a product adds to is its first operand, too.
                 operands = operands if each.opcode.startswith("wgmma.mma") else operands[1:]
-        return Step(_HINT.sub("", each.opcode), results, tuple(operands), guards)
+        return GuardedStep(_HINT.sub("", each.opcode), results, tuple(operands), guards)
 
     def _reachable(self) -> None:
         seen, waiting = {0}, [0]
@@ -187,7 +187,7 @@ class Paths:
             return False
         register, sense = path.predicate
         saved = f"%kept.{number}.{len(path.steps)}"
-        steps = [*path.steps, Step("mov.pred", (saved,), (register,))]
+        steps = [*path.steps, GuardedStep("mov.pred", (saved,), (register,))]
         for arm, truth in arms:
             # Where a guard is taken, the predicate is as the branch says.
             guard = (saved, sense == truth)
@@ -217,11 +217,11 @@ class Act:
 Registers = dict[str, Node]
 
 
-def _under(guard: tuple[str, bool], step: Step) -> Step:
+def _under(guard: tuple[str, bool], step: GuardedStep) -> GuardedStep:
     """A step with one guard more, behind its own. Where it does not hold, nobody asks for a predicate that is kept."""
     if step.results and step.results[0].startswith("%kept."):
         return step
-    return Step(step.opcode, step.results, step.sources, (*step.guards, guard))
+    return GuardedStep(step.opcode, step.results, step.sources, (*step.guards, guard))
 
 
 @dataclass
@@ -394,7 +394,7 @@ class SideBySide:
             node = self._nothing(side, register)
         return node if truth else self.nodes.negated(node)
 
-    def _computed(self, side: int, registers: Registers, step: Step) -> list[Node | None]:
+    def _computed(self, side: int, registers: Registers, step: GuardedStep) -> list[Node | None]:
         bits = [self._width(side, register) if register else 1 for register in step.results]
         sources = list(self._operands(side, registers, step))
         if step.opcode.startswith("ld.param"):
@@ -411,7 +411,7 @@ class SideBySide:
             for place, width in enumerate(bits)
         ]
 
-    def _operands(self, side: int, registers: Registers, step: Step) -> Iterator[Node]:
+    def _operands(self, side: int, registers: Registers, step: GuardedStep) -> Iterator[Node]:
         for operand in step.sources:
             if operand.startswith("{"):
                 parts = _PARTED.sub(" ", operand).split(",")
@@ -423,7 +423,7 @@ class SideBySide:
             for part in parts:
                 yield self._operand(side, registers, step, part.strip())
 
-    def _operand(self, side: int, registers: Registers, step: Step, operand: str) -> Node:
+    def _operand(self, side: int, registers: Registers, step: GuardedStep, operand: str) -> Node:
         program = self.sides[side].program
         if operand.startswith("!"):
             return self.nodes.negated(self._operand(side, registers, step, operand[1:].strip()))
@@ -449,7 +449,7 @@ class SideBySide:
         return self.nodes.of(("atom", "name", operand), 64)
 
 
-def _literal_bits(step: Step) -> int:
+def _literal_bits(step: GuardedStep) -> int:
     if step.name in ("shl", "shr"):
         return 32
     match = re.search(r"\.(?:[subf]|bf)(8|16|32|64)$", step.opcode)

@@ -26,7 +26,7 @@ _PIECES = 1 << 28
 
 
 @dataclass(frozen=True)
-class Bounds:
+class HostBounds:
     """What host code holds the integers of a launch to.
 
     Attributes:
@@ -41,18 +41,18 @@ class Bounds:
 
 
 #: By the beginning of an entry's name. `refmoe.mutation.trial` holds the launches of cases against it.
-BOUNDS: Mapping[str, Bounds] = MappingProxyType(
+BOUNDS: Mapping[str, HostBounds] = MappingProxyType(
     {
-        "refmoe_expand_": Bounds({7: _ROWS, 8: 32, 10: _PIECES}, MAX_GRID),
-        "refmoe_mxfp8_quantize_": Bounds({3: _ROWS, 4: _PIECES}, MAX_GRID),
-        "refmoe_nvfp4_quantize_": Bounds({4: _ROWS, 5: _PIECES}, MAX_GRID),
+        "refmoe_expand_": HostBounds({7: _ROWS, 8: 32, 10: _PIECES}, MAX_GRID),
+        "refmoe_mxfp8_quantize_": HostBounds({3: _ROWS, 4: _PIECES}, MAX_GRID),
+        "refmoe_nvfp4_quantize_": HostBounds({4: _ROWS, 5: _PIECES}, MAX_GRID),
         # K of a product has at most 2^31 - 1 bytes of scale atoms, 512 for each 128 or 64 elements.
-        "refmoe_sm12x_gemm_": Bounds({10: 1 << 29, 12: 16}, least={12: 2}),
-        "refmoe_sm12x_nvfp4_gemm_": Bounds({10: 1 << 28, 12: 16}, least={12: 2}),
-        "refmoe_finalize_bf16_": Bounds({6: _ROWS}),
-        "refmoe_finalize_f32_": Bounds({6: _ROWS}),
-        "refmoe_deepseek_expand_": Bounds({6: _ROWS, 7: 32, 8: _PIECES}, MAX_GRID),
-        "refmoe_deepseek_finalize_": Bounds({5: _ROWS, 6: 32}, MAX_GRID),
+        "refmoe_sm12x_gemm_": HostBounds({10: 1 << 29, 12: 16}, least={12: 2}),
+        "refmoe_sm12x_nvfp4_gemm_": HostBounds({10: 1 << 28, 12: 16}, least={12: 2}),
+        "refmoe_finalize_bf16_": HostBounds({6: _ROWS}),
+        "refmoe_finalize_f32_": HostBounds({6: _ROWS}),
+        "refmoe_deepseek_expand_": HostBounds({6: _ROWS, 7: 32, 8: _PIECES}, MAX_GRID),
+        "refmoe_deepseek_finalize_": HostBounds({5: _ROWS, 6: 32}, MAX_GRID),
     }
 )
 #: Rounds in which intervals may grow by themselves, and rounds in all.
@@ -72,9 +72,9 @@ def within_bounds(entry: str, grid: int, arguments: Sequence[object]) -> bool:
     return small and grid <= known.grid
 
 
-def bounds_of(entry: str) -> Bounds:
+def bounds_of(entry: str) -> HostBounds:
     """What is known of an entry's launches."""
-    return next((held for start, held in BOUNDS.items() if entry.startswith(start)), Bounds({}))
+    return next((held for start, held in BOUNDS.items() if entry.startswith(start)), HostBounds({}))
 
 
 @dataclass
