@@ -542,7 +542,15 @@ def _full() -> Iterator[Case]:
 def _refuses() -> Iterator[Case]:
     yield from wrong_calls(
         _case("gaussian", 2, 64),
-        {"x-many_rows": f"x: found {MANY} rows", "x-most_rows": "step past", "x-long_rows": "bytes of scale atoms"},
+        {
+            **{
+                "x-many_rows": f"x: found {MANY} rows",
+                "x-most_rows": "step past",
+                "x-long_rows": "bytes of scale atoms",
+            },
+            # The words in the order in which the page of quantize has them.
+            **{"mode-word": "needed one of 'rceil', 'floor'", "edge-word": "needed one of 'exact', 'flashinfer'"},
+        },
         x=f"{ARRAY} flat narrow no_columns many_rows most_rows long_rows",
         **dict.fromkeys(("mode", "edge", "layout"), "word"),
         fill=BYTE,

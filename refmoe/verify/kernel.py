@@ -20,6 +20,8 @@ from refmoe.cuda.launch import Entry
 from refmoe.cuda.toolchain import CSRC, ToolchainError
 from refmoe.driver import compiler_in_use, opened
 from refmoe.errors import ArgumentError, RefmoeError
+from refmoe.families.extents.geometry import HeldDevice
+from refmoe.families.extents.plans import check_plans
 from refmoe.families.family import Case, Expectation, Family, Inputs, Outputs
 from refmoe.families.wrong import NotRefused, Untouched, is_wrong
 from refmoe.verify.source import kernel_sha256
@@ -183,10 +185,11 @@ class Kernel:
             Refusal: the kernel does not take the case.
             Malformed: an output of another form.
         """
+        check_plans(self.family.name, self.family.host)
         if is_wrong(case):
             return self._refused(case, inputs, place)
         try:
-            return self.family.run(case, inputs, place)
+            return self.family.run(case, inputs, HeldDevice(place, self.family.name))
         except ArgumentError as error:
             raise Refusal(str(error)) from error
 

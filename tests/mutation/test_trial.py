@@ -21,6 +21,7 @@ from refmoe.cli.mutate import asked
 from refmoe.cuda.moe.launches import LayerOptions
 from refmoe.cuda.toolchain import CSRC
 from refmoe.errors import ArgumentError
+from refmoe.families.extents import geometry
 from refmoe.families.family import Case
 from refmoe.mutation import cuda, host, ptx, reach, trial
 from refmoe.mutation.entries import (
@@ -147,7 +148,7 @@ def test_a_survivor_may_be_proven_to_be_the_same_kernel(catalogue: Catalogue, mo
     assert (found.outcome, found.check, found.case, found.cases) == ("equivalent", "proof", None, 1)
     assert "lane by lane" in (found.finding or "")
     # A proof takes something of launches for granted. So it says nothing of a kernel that is launched otherwise.
-    monkeypatch.setattr(trial, "sound", lambda plan: False)
+    monkeypatch.setattr(trial, "sound", lambda plan, text: False)
     assert tried(site, catalogue).outcome == "survived"
 
 
@@ -216,6 +217,8 @@ def test_what_a_case_reaches_is_measured_without_a_tracer_in_the_executor(monkey
 def test_what_the_executor_warns_of_catches_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two CTAs that both do the work of one store the same values: the bytes are right, and PTX forbids it."""
     case = parse_case("routing:f32:m3e1t1:gaussian:poison=0x7F:seed7@ptx")
+    # The launch itself is none that is documented, which is seen before it runs.
+    monkeypatch.setattr(geometry, "GEOMETRIES", {})
     monkeypatch.setattr(trial, "default_cases", lambda: {str(case): case})
     site = next(s for s in host.sites("routing.py") if s.operator == "launch-size" and s.after == "(1) * 2")
     outcome = tried(site, Catalogue([reach._measured(case, Devices())]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -58,6 +59,9 @@ WRONG = Option(
 
 #: More rows than int32 counts, and elements of a row more than it has bytes of scale atoms for.
 MANY, LONG = 1 << 31, 1 << 30
+
+#: Bytes that no machine has.
+_TOO_MUCH = 1 << 42
 
 Arguments = Mapping[str, Any]
 Damage = Callable[[Any], Any]
@@ -312,7 +316,13 @@ class Untouched:
         return name
 
     def output(self, name: str, shape: tuple[int, ...], fill: int, *, initialised: bool = False) -> Any:
-        """The buffer's name; nothing is allocated."""
+        """The buffer's name; nothing is allocated.
+
+        Raises:
+            NotRefused: it is one of terabytes. Somebody who gets it waits for the refusal, or dies of it.
+        """
+        if (size := math.prod(shape)) >= _TOO_MUCH:
+            raise NotRefused(f"the call had to be refused, and {size} bytes for its {name} were about to be asked for")
         return name
 
     def launch(self, plan: Any) -> None:

@@ -20,15 +20,38 @@ from refmoe.mutation import ptx
 from refmoe.mutation.proofs import values
 from refmoe.mutation.proofs.values import EITHER, FALSE, TRUE, KnownWord
 
+#: By the beginning of an entry's name, parameters that are the bits of a float, and so any word.
+ANY_WORD: Mapping[str, tuple[int, ...]] = {"refmoe_deepseek_finalize_": (8,), "refmoe_deepseek_route_": (10,)}
+
 Held = KnownWord | int
 WARP = 32
 
 
-def sound(plan: LaunchPlan) -> bool:
-    """Whether a launch is as the analysis takes for granted. A number that is no Python integer is not."""
-    numbers = [each for each in plan.arguments if isinstance(each, (Number, np.generic))]
+def sound(plan: LaunchPlan, text: str | None = None) -> bool:
+    """Whether a launch is as the analysis takes for granted. A number that is no Python integer is not.
+
+    Args:
+        plan: the launch.
+        text: the module of its entry, whose integers are asked about; without it all numbers are.
+    """
+    wanted = [True] * len(plan.arguments)
+    if text is not None:
+        kinds = _PARAMETERS.findall(text)
+        # A number that the entry takes as a float may have any bits.
+        wanted = [kind != "f32" for kind in kinds] if len(kinds) == len(plan.arguments) else wanted
+        for place in _any_words(plan.kernel.entry):
+            wanted[place] = False
+    numbers = [
+        each
+        for each, asked in zip(plan.arguments, wanted, strict=True)
+        if asked and isinstance(each, (Number, np.generic))
+    ]
     small = all(isinstance(each, int) and 0 <= each <= INT32_MAX for each in numbers)
     return plan.block > 0 and plan.block % WARP == 0 and small
+
+
+def _any_words(entry: str) -> tuple[int, ...]:
+    return next((places for start, places in ANY_WORD.items() if entry.startswith(start)), ())
 
 
 class NoProof(Exception):
@@ -36,13 +59,14 @@ class NoProof(Exception):
 
 
 _LABEL = re.compile(r"^[ \t]*([$\w]+):[ \t]*$", re.MULTILINE)
-_IGNORED = re.compile(r"^[ \t]*(?:[{}]|\.(?:reg|shared|pragma)\b[^;]*;)?[ \t]*$")
+_IGNORED = re.compile(r"^[ \t]*(?:[{}]|\.(?:reg|shared|local|pragma)\b[^;]*;)?[ \t]*$")
 _SCOPE = re.compile(
     r"^[ \t]*\{[ \t]*\.reg \.b16 \w+;[ \t]*(mov\.b32)[ \t]+(\{\w+, ?%\w+\})[ \t]*,[ \t]*(%\w+);[ \t]*\}$", re.MULTILINE
 )
 _NAME = re.compile(r"(?<![\w$%.])[%$A-Za-z_][\w$]*")
 _DECLARED = re.compile(r"\.reg\s+\.(\w+)\s+([^;]+);")
 _NUMBER = re.compile(r"^[ \t]*\.param[ \t]+\.[us]32[ \t]+([\w$]+)[ \t]*,?[ \t]*$", re.MULTILINE)
+_PARAMETERS = re.compile(r"^[ \t]*\.param[ \t]+(?:\.align[ \t]+\d+[ \t]+)?\.(\w+)", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^[ \t]*\.(?!reg\b)[^;\n]*", re.MULTILINE)
 #: An octal number, which Python does not read.
 _OCTAL = re.compile(r"(?<![\w.])0\d")
@@ -193,7 +217,10 @@ class EntryCode:
     @cached_property
     def numbers(self) -> frozenset[str]:
         """Operands that are a parameter which is one integer of 32 bits."""
-        return frozenset(f"[{name}]" for name in _NUMBER.findall(self.text))
+        match = re.search(r"\.entry\s+(\w+)", self.text)
+        free = {f"_param_{place}" for place in _any_words(match[1] if match else "")}
+        names = _NUMBER.findall(self.text)
+        return frozenset(f"[{name}]" for name in names if name[name.rfind("_param_") :] not in free)
 
     @cached_property
     def threads(self) -> int:
@@ -481,7 +508,7 @@ class KnownRegisters:
         if any(each is None for each in operands):
             return None
         words = [each for each in operands if each is not None]
-        made = _computed(each.name, parts, words, sources, signed=signed)
+        made = computed(each.name, parts, words, sources, signed=signed)
         if made is None:
             return values.anything(width)
         return made if made.bits == width else values.resized(made, width, signed=signed)
@@ -527,7 +554,7 @@ def _combined(name: str, truths: list[int]) -> int:
     return found
 
 
-def _computed(
+def computed(
     name: str, parts: list[str], words: list[KnownWord], sources: list[str], *, signed: bool
 ) -> KnownWord | None:
     """The result of an instruction on integers, or on bits; None if nothing is known of it."""

@@ -1,0 +1,314 @@
+"""What the values of two entries side by side may be: an interval and single bits of each node.
+
+Where paths meet, a value may be what it is on any of them. On a path that a comparison leads to, it is within what the
+comparison says: so a counter that goes on while it is below a bound stays below it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from refmoe.cuda.arguments import INT32_MAX, MAX_GRID
+from refmoe.mutation.proofs import values
+from refmoe.mutation.proofs.flow import SideBySide
+from refmoe.mutation.proofs.nodes import Node
+from refmoe.mutation.proofs.program import computed
+from refmoe.mutation.proofs.values import KnownWord
+
+#: Rows that a walk in steps of a grid does not leave 32 bits with.
+_ROWS = INT32_MAX - MAX_GRID
+#: Pieces of 16 elements, or of fewer, of a row: of rows of 2^31 - 1 bytes at most.
+_PIECES = 1 << 28
+
+
+@dataclass(frozen=True)
+class HostBounds:
+    """What host code holds the integers of a launch to.
+
+    Attributes:
+        most: by parameter's number, the largest.
+        grid: the most CTAs.
+        least: by parameter's number, the smallest, where it is not 0.
+    """
+
+    most: Mapping[int, int]
+    grid: int = INT32_MAX
+    least: Mapping[int, int] = field(default_factory=dict)
+
+
+#: By the beginning of an entry's name. `refmoe.mutation.trial` holds the launches of cases against it.
+BOUNDS: Mapping[str, HostBounds] = MappingProxyType(
+    {
+        "refmoe_expand_": HostBounds({7: _ROWS, 8: 32, 10: _PIECES}, MAX_GRID),
+        "refmoe_mxfp8_quantize_": HostBounds({3: _ROWS, 4: _PIECES}, MAX_GRID),
+        "refmoe_nvfp4_quantize_": HostBounds({4: _ROWS, 5: _PIECES}, MAX_GRID),
+        # K of a product has at most 2^31 - 1 bytes of scale atoms, 512 for each 128 or 64 elements.
+        "refmoe_sm12x_gemm_": HostBounds({10: 1 << 29, 12: 16}, least={12: 2}),
+        "refmoe_sm12x_nvfp4_gemm_": HostBounds({10: 1 << 28, 12: 16}, least={12: 2}),
+        "refmoe_finalize_bf16_": HostBounds({6: _ROWS}),
+        "refmoe_finalize_f32_": HostBounds({6: _ROWS}),
+        "refmoe_deepseek_expand_": HostBounds({6: _ROWS, 7: 32, 8: _PIECES}, MAX_GRID),
+        "refmoe_deepseek_finalize_": HostBounds({5: _ROWS, 6: 32}, MAX_GRID),
+    }
+)
+#: Rounds in which intervals may grow by themselves, and rounds in all.
+_PATIENCE, _ROUNDS = 3, 60
+_TYPE = re.compile(r"[subf](8|16|32|64)$")
+
+
+def within_bounds(entry: str, grid: int, arguments: Sequence[object]) -> bool:
+    """Whether a launch of an entry is within what is said of it."""
+    known = bounds_of(entry)
+    numbers = [(each, known.most.get(place), known.least.get(place)) for place, each in enumerate(arguments)]
+    small = all(
+        isinstance(each, int) and (most is None or each <= most) and (least is None or each >= least)
+        for each, most, least in numbers
+        if most is not None or least is not None
+    )
+    return small and grid <= known.grid
+
+
+def bounds_of(entry: str) -> HostBounds:
+    """What is known of an entry's launches."""
+    return next((held for start, held in BOUNDS.items() if entry.startswith(start)), HostBounds({}))
+
+
+@dataclass
+class Ranges:
+    """What nodes may be.
+
+    Attributes:
+        side: both entries.
+        entry: the name of the entry.
+        threads: the most of a block.
+        numbers: parameters that are one integer of 32 bits.
+    """
+
+    side: SideBySide
+    entry: str
+    threads: int
+    numbers: frozenset[str]
+    _held: dict[Node, KnownWord | None] = field(default_factory=dict)
+    _now: dict[Node, KnownWord] = field(default_factory=dict)
+
+    def solve(self) -> Ranges:
+        """Go over all meetings of paths until nothing grows; gives itself."""
+        limits = self._limits()
+        for turn in range(_ROUNDS):
+            self._now = {}
+            grown = False
+            for node in self.side.meets:
+                before, found = self._held.get(node), self._met(node)
+                if found is None or found == before:
+                    continue
+                after = found if before is None else values.joined(before, found)
+                if before is not None and after != before and turn >= _PATIENCE:
+                    after = _widened(before, after, limits)
+                if after != before:
+                    self._held[node], grown = after, True
+            if not grown:
+                self._now = {}
+                return self
+        self._held = {node: values.anything(self.side.nodes.widths[node]) for node in self.side.meets}
+        self._now = {}
+        return self
+
+    def of(self, node: Node) -> KnownWord:
+        """What a node may be; of one that nothing is known of yet, anything."""
+        return self._of(node) or values.anything(self.side.nodes.widths[node])
+
+    def never_negative(self, node: Node, bits: int) -> bool:
+        """Whether the lowest bits of a node, read as a signed number, are at least 0."""
+        found = self.of(node)
+        return (found if found.bits == bits else values.resized(found, bits, signed=False)).unsigned
+
+    def _met(self, node: Node) -> KnownWord | None:
+        found: KnownWord | None = None
+        for each, facts in zip(self.side.meets[node], self.side.ways[node], strict=True):
+            word = self._under(each, facts)
+            if word is None:
+                continue
+            found = word if found is None else values.joined(found, word)
+        return found
+
+    def _under(self, node: Node, fact: Node | None) -> KnownWord | None:
+        """What a node may be where a predicate holds, which may tell of what it is the sum of."""
+        word, shape = self._of(node), self.side.nodes.shapes[node]
+        if word is None or fact is None:
+            return word
+        if shape[0] == "sum":
+            again = self._sum(shape, [self._within(each, self.of(each), fact) for each, _ in shape[3:]])
+            word = again if again.high - again.low < word.high - word.low else word
+        return self._within(node, word, fact)
+
+    def truth(self, predicate: Node) -> int:
+        """The truths that a predicate may have, as a set of bits, see `refmoe.mutation.proofs.values`."""
+        nodes = self.side.nodes
+        shape = nodes.shapes[predicate]
+        if (word := nodes.word(predicate)) is not None:
+            return values.TRUE if word else values.FALSE
+        if shape[0] == "not":
+            return {values.TRUE: values.FALSE, values.FALSE: values.TRUE}.get(self.truth(shape[1]), values.EITHER)
+        if shape[0] != "op":
+            return values.EITHER
+        if shape[1] == "and.pred":
+            truths = [self.truth(each) for each in shape[2:]]
+            if values.FALSE in truths:
+                return values.FALSE
+            return values.TRUE if set(truths) == {values.TRUE} else values.EITHER
+        match = re.match(r"setp\.(eq|lt)\.([su])(\d+)$", str(shape[1]))
+        words = [self.of(each) for each in shape[2:]]
+        if match is None or any(each.bits != int(match[3]) for each in words):
+            return values.EITHER
+        return values.compared(match[1], words[0], words[1], signed=match[2] == "s")
+
+    def _sum(self, shape: Sequence[Any], words: Sequence[KnownWord]) -> KnownWord:
+        bits = shape[1]
+        total = values.constant(bits, shape[2])
+        for word, (_, factor) in zip(words, shape[3:], strict=True):
+            fitting = word if word.bits == bits else values.resized(word, bits, signed=False)
+            total = values.added(total, values.multiplied(fitting, values.constant(bits, factor), bits))
+        return total
+
+    def _within(self, node: Node, word: KnownWord, fact: Node | None) -> KnownWord:
+        """What a node may be where a predicate holds."""
+        nodes = self.side.nodes
+        if fact is None:
+            return word
+        shape = nodes.shapes[fact]
+        if shape[:2] == ("op", "and.pred"):
+            for each in shape[2:]:
+                word = self._within(node, word, each)
+            return word
+        truth = shape[0] != "not"
+        shape = shape if truth else nodes.shapes[shape[1]]
+        match = re.match(r"setp\.lt\.([su])(\d+)$", str(shape[1])) if shape[0] == "op" else None
+        if match is None or int(match[2]) != word.bits:
+            return word
+        one, other = shape[2], shape[3]
+        low, high = word.low, word.high
+        if match[1] == "u":
+            # Below what is not negative, a number read without a sign is not negative either.
+            above, most = None, 0
+            if truth and one == node:
+                above, most = other, -1
+            elif not truth and other == node:
+                above = one
+            if above is None or not (bound := self.of(above)).unsigned:
+                return word
+            high = min(high, bound.high + most) if low >= 0 else bound.high + most
+            return values.between(word.bits, max(low, 0), high) if high >= max(low, 0) else word
+        if one == node:
+            bound = self.of(other)
+            low, high = (low, min(high, bound.high - 1)) if truth else (max(low, bound.low), high)
+        elif other == node:
+            bound = self.of(one)
+            low, high = (max(low, bound.low + 1), high) if truth else (low, min(high, bound.high))
+        return values.between(word.bits, low, high, word.zeros, word.ones) if low <= high else word
+
+    def _limits(self) -> list[int]:
+        """Where a growing interval may stop: below what something is compared with."""
+        found = set()
+        for shape in self.side.nodes.shapes:
+            if shape[0] == "op" and str(shape[1]).startswith("setp.lt"):
+                for each in shape[2:]:
+                    word = self.of(each)
+                    found |= {word.high - 1, word.high}
+        self._now = {}
+        return sorted(found)
+
+    def _of(self, node: Node) -> KnownWord | None:
+        if node in self._held:
+            return self._held[node]
+        if node in self.side.meets:
+            return None
+        if node not in self._now:
+            self._now[node] = values.anything(self.side.nodes.widths[node])
+            found = self._made(node)
+            if found is None:
+                del self._now[node]
+                return None
+            self._now[node] = found
+        return self._now[node]
+
+    def _made(self, node: Node) -> KnownWord | None:
+        nodes = self.side.nodes
+        shape, bits = nodes.shapes[node], nodes.widths[node]
+        if shape[0] == "int":
+            return values.constant(bits, shape[1])
+        if shape[0] == "atom":
+            return self._atom(shape, bits)
+        given = [self._of(each) for each in nodes.arguments(node)]
+        if any(each is None for each in given):
+            return None
+        words = [each for each in given if each is not None]
+        if shape[0] == "sum":
+            return self._sum(shape, words)
+        if shape[0] == "sel":
+            return values.joined(words[1], words[2])
+        return self._operation(shape, bits, words) if shape[0] == "op" and bits > 1 else values.anything(bits)
+
+    def _atom(self, shape: Sequence[object], bits: int) -> KnownWord:
+        kind, name = str(shape[1]), str(shape[2])
+        whole = shape[2] in ("u32", "s32", "b32") and bits == 32
+        if kind == "parameter" and whole and str(shape[3]) in self.numbers:
+            number = int(str(shape[3]).rstrip("]").rpartition("_")[2])
+            known = bounds_of(self.entry)
+            return values.between(bits, known.least.get(number, 0), known.most.get(number, INT32_MAX))
+        if kind != "steady":
+            return values.anything(bits)
+        if name in ("%tid.y", "%tid.z", "%ctaid.y", "%ctaid.z"):
+            return values.constant(bits, 0)
+        if name == "%tid.x":
+            return values.between(bits, 0, self.threads - 1)
+        if name == "%laneid":
+            return values.between(bits, 0, 31)
+        if name == "%ntid.x":
+            return values.between(bits, 32, self.threads, 31)
+        if name in ("%ctaid.x", "%nctaid.x"):
+            most = bounds_of(self.entry).grid
+            return values.between(bits, 0, most - 1) if name == "%ctaid.x" else values.between(bits, 1, most)
+        return values.anything(bits)
+
+    def _operation(self, shape: Sequence[object], bits: int, words: list[KnownWord]) -> KnownWord:
+        opcode = str(shape[1])
+        parts = opcode.split(".")
+        kind = _TYPE.match(parts[-1])
+        if " " in opcode or kind is None or parts[-1][0] == "f":
+            return values.anything(bits)
+        width, signed = int(kind[1]), parts[-1][0] == "s"
+        if parts[0] == "cvta":
+            return values.anything(bits)
+        shifts = parts[0] in ("shl", "shr")
+        fitting = [
+            word if word.bits == (32 if shifts and place else width) else _cut(word, 32 if shifts and place else width)
+            for place, word in enumerate(words)
+        ]
+        if parts[0] == "cvt":
+            if len(parts) != 3 or not (target := _TYPE.match(parts[1])) or parts[1][0] == "f":
+                return values.anything(bits)
+            made = values.resized(fitting[0], int(target[1]), signed=signed)
+            return made if made.bits == bits else values.resized(made, bits, signed=parts[1][0] == "s")
+        if parts[0] in ("mad",):
+            return values.anything(bits)
+        found = computed(parts[0], parts, fitting, [""] * len(words), signed=signed)
+        if found is None:
+            return values.anything(bits)
+        return found if found.bits == bits else values.resized(found, bits, signed=signed)
+
+
+def _cut(word: KnownWord, bits: int) -> KnownWord:
+    return values.resized(word, bits, signed=False)
+
+
+def _widened(before: KnownWord, after: KnownWord, limits: Sequence[int]) -> KnownWord:
+    least, greatest = -(1 << (after.bits - 1)), (1 << (after.bits - 1)) - 1
+    low = after.low if after.low == before.low else 0 if after.low >= 0 else least
+    high = after.high
+    if high != before.high:
+        high = next((each for each in limits if after.high <= each <= greatest), greatest)
+    return values.between(after.bits, low, high, after.zeros, after.ones)
