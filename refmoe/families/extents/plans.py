@@ -219,6 +219,13 @@ _NVFP4_WIDTHS = (8, 16, 32, 64, 128)
 _NVFP4_CHOICES = MappingProxyType({1: 8, 8: 8, 9: 16, 17: 32, 33: 64, 64: 64, 65: 128, 128: 128, 129: 128, 1000: 128})
 
 
+#: Those of functions that cases call, and of one that only plans of a bench call.
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    **DEFAULTS,
+    "expand.expand_as_kernel": {"prescaled": False, "layout": "128x4", "by_expert": False},
+}
+
+
 def check_plans(family: str, host: tuple[str, ...]) -> None:
     """Hold the plans of a family's host code, and its defaults, against what is said of them.
 
@@ -229,7 +236,7 @@ def check_plans(family: str, host: tuple[str, ...]) -> None:
     Raises:
         RefmoeError: the first that is another one.
     """
-    for name in DEFAULTS:
+    for name in _DEFAULTS:
         module = f"refmoe.cuda.{name}".rpartition(".")[0]
         if module in sys.modules and any(_beside(module, each) for each in host):
             _check_defaults(name)
@@ -261,7 +268,7 @@ def _check_defaults(name: str) -> None:
     parameters = inspect.signature(getattr(_module(module), function)).parameters.values()
     for each in parameters:
         default = each.default.name.lower() if isinstance(each.default, enum.Enum) else each.default
-        due = DEFAULTS[name].get(each.name, each.empty)
+        due = _DEFAULTS[name].get(each.name, each.empty)
         if type(default) is not type(due) or default != due:
             raise RefmoeError(f"{name} has {each.name}={default!r} where a caller says nothing; it has to be {due!r}")
 

@@ -45,7 +45,6 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "deepseek_gemm.deepseek_gemm_masked": {"expected_m": None, **_DEEPSEEK_PRODUCT},
         "dp4a.dp4a_gemv": {"row_of_choice": None, "input_by_choice": False, "alpha": None, **_OUT, **_BIAS},
         "expand.expand": {**_POLICY, "layout": "128x4", "input_sf": None, "input_sf_layout": "linear", **_RANK},
-        "expand.expand_as_kernel": {"prescaled": False, "layout": "128x4", "by_expert": False},
         "expand.expand_as": {"encode_scale": None, "prescale": None, "layout": "128x4", **_RANK},
         "finalize.finalize": {"topk_ids": None, **_OUT, **_BIAS},
         "finalize_q8_1.finalize_q8_1": {"topk_ids": None, "quantizer": "llama_cpp_mmvq", **_BIAS},
