@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.engine.order.filled import Filled, Layout, whole_warps
+from refmoe.ptx.engine.order.filled import ColumnPlaces, Filled, whole_warps
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
 from refmoe.ptx.native.clocks import clear_rows, copy_rows, raise_rows, raise_whole
 from refmoe.ptx.state.pages import PAGE, cleared, untouched
@@ -105,7 +105,7 @@ class Clocks:
         self.columns = self.init + (LANES * warps if inits else 0)
         self.sequential, self._inits, self._leave = sequential, inits, leave
         places = self.lane, self.copy, self.agents, self.crossed, self.fence, self.init, self.columns
-        self.filled = Filled(Layout(warps, *places, by_lane, bulk))
+        self.filled = Filled(ColumnPlaces(warps, *places, by_lane, bulk))
         self.last_fence = np.zeros(clusters * warps * LANES, np.int64)
         pool.fit(self.columns)
         self.all_warps = clusters * warps

@@ -20,7 +20,7 @@ _TOGETHER = 8
 
 
 @dataclass(frozen=True)
-class Layout:
+class ColumnPlaces:
     """Where the columns of a row lie, see `refmoe.ptx.engine.order.clocks`.
 
     Attributes:
@@ -52,7 +52,7 @@ class Filled:
         warps: int64 [n], of a cluster those of whose lanes columns may hold something.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ColumnPlaces) -> None:
         self._layout = layout
         # Of each warp of the cluster whether lanes of it may have columns that hold something.
         self._lanes = np.zeros(layout.warps, np.bool_)
