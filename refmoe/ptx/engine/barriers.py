@@ -93,7 +93,7 @@ class Barriers:
         `values` are its operands over all lanes or as scalars: barrier number, thread count or None, predicate or None.
         """
         machine = self.machine
-        number, count, vote = values
+        number, count, vote = _one(values[0], mask), _one(values[1], mask), values[2]
         machine.tracer.named("bar", code.instruction, mask, number)
         if (
             code.kind == "sync"
@@ -282,7 +282,8 @@ class Barriers:
         self.expected[ctas[~still[ctas]], number] = 0
         self._came[ctas, number] = False
         if machine.clocks is not None:
-            clear_rows(self._known[:, number, : machine.clocks.used], ctas)
+            used = machine.clocks.used
+            clear_rows(self._known[:, number, :used], ctas, machine.clocks.filled.spans(used))
         for cta in ctas.tolist():
             self._beyond.pop((cta, number), None)
         machine.resume_each(self._origin, waiting)
@@ -321,6 +322,14 @@ class Barriers:
                 f"waiting are {ranges(machine, lanes)}; {machine.describe(instruction)}"
             )
         return lines
+
+
+def _one(value: Any, mask: Array) -> Any:
+    """An operand over all lanes, as a scalar if lanes of `mask` agree: mostly it comes in a register."""
+    if not isinstance(value, np.ndarray) or not value.ndim:
+        return value
+    first = value[mask.argmax()]
+    return first if np.count_nonzero((value == first) & mask) == np.count_nonzero(mask) else value
 
 
 def _bits(mask: Array) -> Array:

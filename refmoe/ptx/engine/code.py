@@ -82,7 +82,7 @@ class WaitCode:
 
     Attributes:
         work: what it does.
-        probe: its operands before it runs: (address, parity or state), from the registers and a frame of all lanes.
+        probe: its operands before it runs: (address, parity or state), from the registers and a frame of its lanes.
     """
 
     work: Wait

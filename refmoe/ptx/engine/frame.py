@@ -16,6 +16,9 @@ from refmoe.ptx.state.special_registers import CLOCKS
 
 Array = Any
 not_ = np.logical_not
+_LANES = 32
+# A compact frame pays for gathering registers; a dense one for computing what is thrown away.
+_COMPACT_BELOW = 0.375
 
 
 class Frame:
@@ -30,7 +33,7 @@ class Frame:
         active: number of active lanes.
     """
 
-    __slots__ = ("_places", "_warps", "active", "count", "index", "inner", "machine", "mask")
+    __slots__ = ("_places", "_rows", "_warps", "active", "count", "index", "inner", "machine", "mask")
 
     def __init__(self, machine: Lanes, mask: Array, active: int, compact: bool) -> None:
         self.machine = machine
@@ -40,22 +43,39 @@ class Frame:
         self.inner = None if compact or active == machine.lanes else mask
         self.count = active if compact else machine.lanes
         self._warps: tuple[Array, Array] | None = None
-        # Warp and lane of each of some lanes, by which registers are found.
-        self._places = None if self.index is None else (self.index >> 5, self.index & 31)
+        # Where registers of some lanes are found: rows of whole warps, or the warp and lane of each.
+        self._rows, self._places = None, None
+        if self.index is None:
+            return
+        if active % _LANES == 0 and active > _LANES and len(self.warps()[0]) * _LANES == active:
+            self._rows = self.warps()[0].astype(np.intp)
+        else:
+            self._places = self.index >> 5, self.index & 31
+
+    @classmethod
+    def of(cls, machine: Lanes, mask: Array) -> Frame:
+        """That of the lanes of `mask`, of the kind that costs less."""
+        active = int(np.count_nonzero(mask))
+        return cls(machine, mask, active, active < _COMPACT_BELOW * machine.lanes)
 
     # Registers
 
     def get(self, registers: list[Any], number: int) -> Array:
         """A register's values for this frame's vectors: a copy, because native code writes registers in place."""
         held = registers[number]
+        if self._places is not None:
+            return held[self._places]
         # Those of all lanes lie far apart, a row for each warp.
-        return held.reshape(-1) if self._places is None else held[self._places]
+        return held.reshape(-1) if self._rows is None else held[self._rows].reshape(-1)
 
     def put(self, registers: list[Any], number: int, value: Array) -> None:
         """Write a register of the active lanes; the others keep theirs."""
         held = registers[number]
         if self._places is not None:
             held[self._places] = value
+            return
+        if self._rows is not None:
+            held[self._rows] = value.reshape(-1, _LANES) if np.ndim(value) else value
             return
         rows = value.reshape(held.shape) if np.ndim(value) else value
         if self.inner is None:

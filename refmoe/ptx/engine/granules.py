@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.native.addresses import address
 from refmoe.ptx.native import boxes
 from refmoe.ptx.native import pages as native
 from refmoe.ptx.native.context import Row
@@ -71,7 +72,7 @@ class Granules:
             self.before_release()
         row = np.zeros(len(Row), np.int64)
         self.enter(row)
-        resident = native.functions().forget(row.ctypes.data, len(self.states))
+        resident = native.functions().forget(address(row), len(self.states))
         for each in (self.states, self.used, self.steps):
             # What is known of a page takes less than its records.
             cleared(each, 2 * resident)
@@ -79,9 +80,9 @@ class Granules:
 
     def enter(self, row: Array) -> None:
         """Write into a region's row where the records lie, see `Row`."""
-        row[Row.PAGE_STATES], row[Row.PAGE_COLUMNS] = self.states.ctypes.data, self.used.ctypes.data
-        row[Row.PAGE_STEPS] = self.steps.ctypes.data
-        row[Row.WRITES], row[Row.READS] = self.writes.ctypes.data, self.others.ctypes.data
+        row[Row.PAGE_STATES], row[Row.PAGE_COLUMNS] = address(self.states), address(self.used)
+        row[Row.PAGE_STEPS] = address(self.steps)
+        row[Row.WRITES], row[Row.READS] = address(self.writes), address(self.others)
         row[Row.COLUMNS], row[Row.COLUMN_BYTES] = len(self.others), self.records.strides[0]
 
     def cover(self, index: Array, width: int) -> tuple[Array, Array | None]:
@@ -162,7 +163,7 @@ class Granules:
         assert len(first) == len(records)
         assert 0 <= int(first.min()) <= int(first.max()) <= self.size - span
         boxes.functions().record(
-            self.writes.ctypes.data, self.states.ctypes.data, first.ctypes.data, records.ctypes.data, len(first), span
+            address(self.writes), address(self.states), address(first), address(records), len(first), span
         )
 
     def ranges(self, first: Array, span: int) -> Iterator[tuple[int, slice]]:

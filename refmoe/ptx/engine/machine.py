@@ -62,8 +62,6 @@ _IDLE = 64
 _IDLE_WRITING = 256
 # Stand for places.
 _AT_BARRIERS, _IN_SHARED = -1, -2
-# A compact frame pays for gathering registers; a dense one for computing what is thrown away.
-_COMPACT_BELOW = 0.375
 
 
 class Observer(Protocol):
@@ -120,10 +118,12 @@ class Launch(LaunchState):
         return Machine(self, first_cta, ctas)
 
     def put_back(self, machine: Machine | None) -> None:
-        """All CTAs of a machine have exited; None where no others will take the place of the last ones."""
+        """All CTAs of a machine have exited; None where no others will come."""
         if self._idle is not None:
             self._idle.release()
         self._idle = machine
+        if machine is None:
+            self.order.pool.release()
 
 
 class Machine(Runner):
@@ -429,15 +429,14 @@ class Machine(Runner):
 
     def _step(self, place: int, turn: int, mask: Array) -> None:
         launch, code = self.launch, self.code
-        active = int(np.count_nonzero(mask))
+        frame = Frame.of(self, mask)
         launch.steps += 1
         budget = launch.step_budget
         if budget is not None and launch.steps > budget and self.native.most_steps() > budget:
             self._arrive(place, turn, mask)
             raise self.spent()
         launch.instructions += code.lengths[place]
-        launch.lane_instructions += code.lengths[place] * active
-        frame = Frame(self, mask, active, active < _COMPACT_BELOW * self.lanes)
+        launch.lane_instructions += code.lengths[place] * frame.active
         if launch.observer is not None:
             launch.observer.step(place, frame)
         self._leave(place, turn, mask, frame, self._run_block(place, frame))
@@ -482,8 +481,7 @@ class Machine(Runner):
             fields = self.at(int(np.argmax(mask)), terminator.instruction)
             where = f"block {fields['block']} thread {fields['thread']}"
             # Without a debugger a breakpoint ends the kernel.
-            what = terminator.instruction.opcode
-            raise Trap(f"{what} in {where}; {self.describe(terminator.instruction)}", **fields)
+            raise Trap(f"{terminator.instruction.opcode} in {where}; {self.describe(terminator.instruction)}", **fields)
 
     def _branch(self, place: int, turn: int, mask: Array, frame: Frame, result: Any) -> None:
         targets = self.code.program.blocks[place].terminator.targets
@@ -558,10 +556,10 @@ class Machine(Runner):
         """
         wait = self.code.waits[place]
         self.mbarriers.early = self.looks_early()
-        frame = Frame(self, mask, int(np.count_nonzero(mask)), False)
+        frame = Frame.of(self, mask)
         address, asked = wait.probe(self.registers, frame)
-        _, lanes, chosen = frame.select(address, None)
-        asked = np.broadcast_to(asked, mask.shape)[lanes].astype(np.uint64)
+        where, lanes, chosen = frame.select(address, None)
+        asked = frame.acting(where, asked).astype(np.uint64)
         ids, ready = self.mbarriers.look(frame, wait.work, chosen, lanes, asked)
         if self._gave_up is not None:
             go = ready | self._gave_up[lanes]
@@ -569,6 +567,8 @@ class Machine(Runner):
             self._gave_up = self._gave_up if self._gave_up.any() else None
         else:
             go = ready
+        if ready.all():
+            self.mbarriers.pass_by(wait.work, lanes, ids)
         if go.all() or self.mbarriers.early:
             return mask
         self.mbarriers.park(place, lanes[~go], ids[~go], asked[~go])

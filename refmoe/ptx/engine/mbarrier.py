@@ -84,6 +84,8 @@ class Mbarriers(MbarrierTable):
         self._bulk = transactions
         self._arrivals: list[CountedArrivals] = []
         self.remote = RemoteArrivals()
+        # Of a look that found all complete, and what it found: the block that the wait begins looks again.
+        self._looked: tuple[int, Wait | None, bytes, Array] = (-1, None, b"", np.zeros(0, np.int64))
         # Whether the lanes of this step look before what they wait for has happened, and go on without.
         self.early = False
 
@@ -345,7 +347,8 @@ class Mbarriers(MbarrierTable):
         self._foreign[done] = 0
         self.pending[done] = self.expected[done]
         if self.machine.clocks is not None:
-            move_rows(self._known, self._coming, done)
+            clocks = self.machine.clocks
+            move_rows(self._known, self._coming, done, clocks.filled.spans(clocks.columns))
             self._raise_whole(done)
             for number in done.tolist() if self._coming_beyond or self._known_beyond else ():
                 self._known_beyond.pop(number, None)
@@ -387,7 +390,7 @@ class Mbarriers(MbarrierTable):
             return
         touched = np.flatnonzero(bulk.land(frame, ready, self.transactions))
         if clocks is not None and touched.size:
-            self._coming[touched, clocks.agents + bulk.agents(touched)] = clocks.now
+            self._coming[touched, clocks.agents_of(bulk.agents(touched))] = clocks.now
         self._complete(touched, instruction, "")
 
     def landed(self, frame: Frame, ids: Array, bytes_: int, instruction: Instruction) -> None:
@@ -395,7 +398,7 @@ class Mbarriers(MbarrierTable):
         np.add.at(self.transactions, ids, -bytes_)
         clocks, touched = self.machine.clocks, np.unique(ids)
         if clocks is not None:
-            self._coming[touched, clocks.agents + self._bulk.agents(touched)] = clocks.now
+            self._coming[touched, clocks.agents_of(self._bulk.agents(touched))] = clocks.now
         self._complete(touched, instruction, "")
 
     # Waiting
@@ -422,6 +425,9 @@ class Mbarriers(MbarrierTable):
 
         If lanes are `early`, nothing lands for their sake.
         """
+        step, same, before, ids = self._looked
+        if step == self.machine.launch.clock and same is work and before == lanes.tobytes():
+            return ids, np.ones(len(ids), np.bool_)
         ids = self.objects(frame, work.access, address, lanes)
         self._check_own(work, ids, lanes)
         ready = self.complete(work, ids, lanes, asked)
@@ -429,6 +435,10 @@ class Mbarriers(MbarrierTable):
             self.land(frame, different(ids[~ready]), work.access.instruction)
             ready = self.complete(work, ids, lanes, asked)
         return ids, ready
+
+    def pass_by(self, work: Wait, lanes: Array, ids: Array) -> None:
+        """The phases of objects `ids` are complete for which `lanes` [n] wait in this step, which looks again."""
+        self._looked = self.machine.launch.clock, work, lanes.tobytes(), ids
 
     def _check_own(self, work: Wait, ids: Array, lanes: Array) -> None:
         """A wait is for a barrier of the own block (PTX ISA, "mbarrier.test_wait": `.shared::cta`)."""
@@ -531,7 +541,7 @@ class Mbarriers(MbarrierTable):
     def _release(self, lanes: Array, ids: Array) -> None:
         clocks = self.machine.clocks
         rows, numbers = _runs(clocks.rows(lanes), ids)
-        raise_rows(self._coming, numbers, clocks.seen, rows, clocks.spans(clocks.columns))
+        raise_rows(self._coming, numbers, clocks.seen, rows, clocks.filled.spans(clocks.columns))
         clocks.mark(self._coming, ids, lanes, clocks.now)
         if clocks.beyond:
             for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
@@ -548,7 +558,7 @@ class Mbarriers(MbarrierTable):
         warps, lane = machine.clocks.warps, machine.clocks.lane
         cluster = self.slot[ids] * OBJECT_BYTES // (machine.shared.stride * machine.launch.grid.cluster_blocks)
         if (exist := machine.exist.reshape(-1, warps, 32)[cluster]).all():
-            raise_whole(self._known, ids, lane, warps)
+            raise_whole(self._known, ids, lane, machine.clocks.filled.warps)
             return
         known = self._known[ids, : machine.clocks.copy]
         lanes = np.where(exist, known[:, lane:].reshape(-1, warps, 32), _FOREVER).min(axis=2)

@@ -129,7 +129,7 @@ class MbarrierTable:
         for name in ("_coming", "_known"):
             table = getattr(self, name)
             if self.machine.clocks is not None and table.size:
-                clear_rows(table, rows)
+                clear_rows(table, rows, self.machine.clocks.filled.spans(table.shape[1]))
                 cleared(table, len(rows) * table.strides[0])
             setattr(self, name, table[:0])
 

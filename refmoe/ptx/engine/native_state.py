@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.native.addresses import address
 from refmoe.ptx.engine.code import Code
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
@@ -70,7 +71,7 @@ class NativeState:
         size = (begins[-1] + 4 * len(specials)) * lanes
         spare = _REGISTERS.take(size + _ALIGN)
         self.memory = np.zeros(size + _ALIGN, np.uint8) if spare is None else spare
-        start = -self.memory.ctypes.data % _ALIGN
+        start = -address(self.memory) % _ALIGN
         block = self.memory[start : start + size]
         # Of each warp its homes, one behind the other.
         rows = block.reshape(lanes // _LANES, -1)
@@ -91,14 +92,12 @@ class NativeState:
         self._rows = np.zeros((len(self._regions), len(Row)), np.int64)
         self._context = np.zeros(len(Context), np.int64)
         self._fields = self._context.data
-        self._address = self._context.ctypes.data
+        self._address = address(self._context)
         self._queues = np.zeros((lanes // _LANES, QUEUE_FIELDS), np.int64)
         self._masks = np.zeros(lanes // _LANES, np.uint32)
         # NumPy takes as long to say where an array lies as native code does to use it.
-        self._masks_address = self._masks.ctypes.data
-        self._row_addresses = {
-            id(region): row.ctypes.data for region, row in zip(self._regions, self._rows, strict=True)
-        }
+        self._masks_address = address(self._masks)
+        self._row_addresses = {id(region): address(row) for region, row in zip(self._regions, self._rows, strict=True)}
         self._pool: Array = None
         scheduler = self._scheduler = functions()
         scheduled = not machine.launch.schedule.default
@@ -144,16 +143,16 @@ class NativeState:
         machine, context = self.machine, self._context
         shared_offset = np.arange(machine.lanes // 32) // machine.warps * machine.shared.stride
         self._shared_offset = shared_offset.astype(np.int64)
-        context[Context.REGISTERS] = block.ctypes.data
+        context[Context.REGISTERS] = address(block)
         context[Context.WARP_BYTES] = block.size // (machine.lanes // _LANES)
         context[Context.SLOW] = ctypes.cast(self._slow, ctypes.c_void_p).value or 0
-        context[Context.SYMBOLS] = self._symbols.ctypes.data
-        context[Context.APPROXIMATE] = self._approximate.ctypes.data
-        context[Context.REGIONS] = self._rows.ctypes.data
+        context[Context.SYMBOLS] = address(self._symbols)
+        context[Context.APPROXIMATE] = address(self._approximate)
+        context[Context.REGIONS] = address(self._rows)
         context[Context.REGION_COUNT] = len(self._rows)
         parameters = next((each for each in machine.arena.regions if each.space == "param"), None)
-        context[Context.PARAMETERS] = 0 if parameters is None else parameters.data.ctypes.data
-        context[Context.SHARED_OFFSET] = self._shared_offset.ctypes.data
+        context[Context.PARAMETERS] = 0 if parameters is None else address(parameters.data)
+        context[Context.SHARED_OFFSET] = address(self._shared_offset)
         context[Context.REFUSE_UNWRITTEN] = machine.checks.uninitialised
         context[Context.LOOK_UNWRITTEN] = looks_for_unwritten(machine)
         # Those that know of each other, and take turns.
@@ -162,15 +161,15 @@ class NativeState:
         context[Context.BUDGET] = _ENDLESS if budget is None else budget
         context[Context.ALL_WARPS] = len(self._queues)
         self._places = places_of(machine, self.code)
-        context[Context.PLACES] = self._places.ctypes.data
-        context[Context.QUEUES] = self._queues.ctypes.data
+        context[Context.PLACES] = address(self._places)
+        context[Context.QUEUES] = address(self._queues)
         context[Context.ELECTED] = machine.launch.schedule.elected
         clocks = machine.clocks
         if clocks is not None:
-            context[Context.SEEN] = clocks.seen.ctypes.data
+            context[Context.SEEN] = address(clocks.seen)
             context[Context.SEEN_COLUMNS] = clocks.columns
-            context[Context.APART] = clocks.apart.ctypes.data
-            context[Context.FOREIGN] = clocks.foreign.ctypes.data
+            context[Context.APART] = address(clocks.apart)
+            context[Context.FOREIGN] = address(clocks.foreign)
             context[Context.CTA_WARPS] = machine.warps
             context[Context.BY_LANE] = clocks.by_lane
             context[Context.BULK] = clocks.bulk
@@ -196,12 +195,12 @@ class NativeState:
         row = self._rows[number]
         row[Row.BASE] = region.base + {SHARED_ROW: SHARED_WINDOW, LOCAL_ROW: LOCAL_WINDOW}.get(number, 0)
         row[Row.SIZE] = region.size
-        row[Row.DATA] = region.data.ctypes.data
-        row[Row.VALID] = 0 if region.valid is None else region.valid.ctypes.data
+        row[Row.DATA] = address(region.data)
+        row[Row.VALID] = 0 if region.valid is None else address(region.valid)
         row[Row.POISONED] = row[Row.VALID] if region.poisoned and not self.machine.checks.uninitialised else 0
         if region.journal is not None:
-            row[Row.KEPT] = region.journal.kept.ctypes.data
-            row[Row.BEFORE] = region.journal.before.ctypes.data
+            row[Row.KEPT] = address(region.journal.kept)
+            row[Row.BEFORE] = address(region.journal.before)
         row[Row.WRITABLE] = region.writable and region.space != "const" and region.watch is None
         row[Row.STRIDE] = region.stride if number == LOCAL_ROW else 0
         if shadow is not None:
@@ -288,7 +287,7 @@ class NativeState:
         """
         self._order = np.ascontiguousarray(warps, np.int64)
         context = self._context
-        context[Context.ORDER] = self._order.ctypes.data
+        context[Context.ORDER] = address(self._order)
         context[Context.TURN_BLOCKS] = blocks
         context[Context.PREFERENCE] = preference
         context[Context.RANDOM] = np.uint64(seed).astype(np.int64)
@@ -305,12 +304,12 @@ class NativeState:
     def arrive(self, place: int, turn: int, mask: Array, waits: bool = False) -> None:
         """Lanes come to a place. If they wait there they go on when others come, or by `wake`."""
         masks = _bits(mask)
-        self._scheduler.arrive(self._address, WAITING + place if waits else turn * TURN + place, masks.ctypes.data)
+        self._scheduler.arrive(self._address, WAITING + place if waits else turn * TURN + place, address(masks))
 
     def wake(self, mask: Array) -> None:
         """The waiting groups that have some of these lanes look again."""
         masks = _bits(mask)
-        self._scheduler.wake(self._address, masks.ctypes.data)
+        self._scheduler.wake(self._address, address(masks))
 
     def exit(self, mask: Array) -> None:
         """Lanes have exited."""
@@ -343,7 +342,7 @@ class NativeState:
         """See `Lanes.orders`."""
         self._begin()
         index, lanes = np.ascontiguousarray(index, np.int64), np.ascontiguousarray(lanes, np.int64)
-        places = self._row_addresses[id(region)], index.ctypes.data, lanes.ctypes.data
+        places = self._row_addresses[id(region)], address(index), address(lanes)
         return accesses.OrderStatus(function(self._address, *places, len(lanes), width, int(flags)))
 
     # One piece
@@ -363,7 +362,7 @@ class NativeState:
         # Python takes the lanes on from this block, so that the block must not go on by itself.
         self._fields[Context.PATIENCE] = 0
         failed = self._scheduler.each(
-            *piece, self._address, numbers.ctypes.data, masks.ctypes.data, len(numbers), taken.ctypes.data
+            *piece, self._address, address(numbers), address(masks), len(numbers), address(taken)
         )
         self._end(bool(failed))
         whole = np.zeros(len(self._queues), np.uint32)
@@ -379,7 +378,7 @@ class NativeState:
     def _find_pool(self, rows: Array) -> None:
         """The pool moves when it grows."""
         if rows is not self._pool:
-            self._pool, self._fields[Context.POOL] = rows, rows.ctypes.data
+            self._pool, self._fields[Context.POOL] = rows, address(rows)
 
     def _end(self, failed: bool) -> None:
         """What native code changed."""

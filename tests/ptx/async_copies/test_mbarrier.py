@@ -71,6 +71,19 @@ def test_parities_alternate() -> None:
     assert started(body + "OUT:", count=1)[0] == 0b1010101010
 
 
+def test_a_look_behind_a_wait_is_one_of_its_own() -> None:
+    # The wait is for a phase that is complete; nobody arrives at the other barrier, for which the same lanes look next.
+    body = f"""
+        @!%p9 mbarrier.init.shared.b64 [bar+8], 1;
+        bar.sync 0;
+        mbarrier.arrive.shared.b64 _, [bar];
+        {parity("%r10", 0, "try_wait")}
+        mbarrier.test_wait.parity.shared.b64 %p1, [bar+8], 0; selp.u32 %r11, 2, 0, %p1;
+        or.b32 %r20, %r10, %r11;
+    """
+    assert started(body).tolist() == [1] * 32
+
+
 def test_a_count_arrives_several_times() -> None:
     # 4 lanes times 8 arrivals.
     body = f"""

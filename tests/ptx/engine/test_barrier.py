@@ -404,6 +404,30 @@ def test_barriers_of_several_blocks(polls: int) -> None:
     np.testing.assert_array_equal(out, (t ^ 32) * 10000 + t // 64 + 1 + np.where(t // 64 == 1, 1100, 0))
 
 
+@pytest.mark.parametrize("first", [1, 3])
+def test_lanes_name_their_barriers_in_registers(first: int) -> None:
+    # So many warps meet at barrier 1 and the others at barrier 2, by one instruction.
+    body = f"""
+        mov.u32 %r3, cell;
+        mad.lo.u32 %r4, %r1, 4, %r3;
+        st.shared.u32 [%r4], %r1;
+        setp.lt.u32 %p1, %r1, {32 * first};
+        selp.u32 %r5, 1, 2, %p1;
+        selp.u32 %r6, {32 * first}, {128 - 32 * first}, %p1;
+        bar.sync %r5, %r6;
+        selp.u32 %r7, {32 * first - 1}, {32 * first + 127}, %p1;
+        sub.u32 %r7, %r7, %r1;
+        mad.lo.u32 %r7, %r7, 4, %r3;
+        ld.shared.u32 %r8, [%r7];
+        st.global.u32 [%d2], %r8;
+        ret;
+    """
+    out = np.zeros(128, np.uint32)
+    run(body, out, block=(128, 1, 1), declarations=CELLS)
+    t = np.arange(128)
+    np.testing.assert_array_equal(out, np.where(t < 32 * first, 32 * first - 1, 32 * first + 127) - t)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("width", [1, 5, 8, 21, 64, 150])
 def test_rows_are_raised_as_by_maximum_at(seed: int, width: int) -> None:
@@ -445,18 +469,21 @@ def test_spans_have_all_that_rows_may_hold(bulk: bool, sequential: bool, inits: 
 
     def inside() -> np.ndarray:
         held = np.zeros(clocks.columns, bool)
-        for begin, columns in clocks.spans(clocks.columns).tolist():
+        for begin, columns in clocks.filled.spans(clocks.columns).tolist():
             held[begin : begin + columns] = True
         return held
 
     row = np.zeros((1, clocks.columns), np.int64)
     clocks.last_fence[:] = 3
-    clocks.mark(row, np.zeros(64, np.int64), lanes, 5)
+    some = np.arange(30, 37)
+    clocks.mark(row, np.zeros(7, np.int64), some, 5)
     row[0, : clocks.warps] = 7
     if bulk:
-        row[0, clocks.agents : clocks.crossed] = 4
-        row[0, clocks.crossed : clocks.crossed + clocks.copy] = 2
+        row[0, clocks.agents_of(np.array([9, 0]))] = 4
+        for each in (np.arange(clocks.warps), clocks.column_of(some), clocks.agents_of(np.array([9]))):
+            row[0, clocks.crossed + each] = 2
     assert inside()[row[0] != 0].all()
+    assert np.count_nonzero(inside()[: clocks.fence]) <= 2 * (2 + 64 + 16)
     if inits:
         row = np.maximum(row, clocks.fenced_init(9, 6))
         assert inside()[row[0] != 0].all()
@@ -469,6 +496,109 @@ def test_spans_have_all_that_rows_may_hold(bulk: bool, sequential: bool, inits: 
     table = np.zeros((1, clocks.columns), np.int64)
     clocks.bring(table, np.zeros(2, np.int64), np.arange(2), alive, alive)
     assert table[0, clocks.copy : clocks.copy + 64].tolist() == list(range(1, 65))
+
+
+@pytest.mark.parametrize("way", ["passed on", "crossed", "left behind", "of its own"])
+def test_spans_have_the_lanes_that_were_marked(way: str) -> None:
+    clocks = Clocks(3, 2, 0, Pool(2), by_lane=True, bulk=True, leave=True)
+    clocks.now, alive, exist = 4, np.ones(192, bool), np.ones(192, bool)
+    assert clocks.filled.spans(clocks.columns).tolist() == [[0, 8], [clocks.crossed, 8]]
+    # Of the second cluster, whose first warp is the fourth.
+    lane = 96 + 32 + 7
+    if way == "passed on":
+        row = clocks.passed_on(lane, clocks.seen[4], None, 4).rows[1]
+        held = clocks.pool.rows[row]
+    elif way == "crossed":
+        clocks.cross(np.array([lane]), alive)
+        held = clocks.seen[clocks.rows(np.array([lane]))[0]]
+    elif way == "left behind":
+        alive[lane + 1] = False
+        held = clocks.knowledge(np.array([4]), alive, exist)[0][0]
+    else:
+        held = np.zeros((1, clocks.columns), np.int64)
+        clocks.mark(held, np.zeros(1, np.int64), np.array([lane]), 4)
+        held = held[0]
+    assert held.any()
+    begin = clocks.lane + 32
+    spans = clocks.filled.spans(clocks.columns).tolist()
+    assert [begin, 32] in spans
+    assert [clocks.crossed + begin, 32] in spans
+    inside = np.zeros(clocks.columns, bool)
+    for first, columns in spans:
+        inside[first : first + columns] = True
+    assert inside[np.flatnonzero(held)].all()
+    assert clocks.filled.warps.tolist() == [1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whole_warps_are_marked_as_their_lanes_are(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    clocks = Clocks(3, 2, 0, Pool(2), by_lane=True)
+    table, wanted = np.zeros((3, clocks.columns), np.int64), np.zeros((3, 96), np.int64)
+    for step in range(1, 9):
+        # Of each warp all lanes, or some, or all in two rows.
+        row_of, here = np.repeat(rng.integers(0, 3, 6), 32), np.repeat(rng.random(6) < 0.7, 32)
+        odd = np.repeat(rng.random(6) < 0.3, 32) & (rng.random(192) < 0.5)
+        if rng.random() < 0.5:
+            here &= ~odd
+        else:
+            row_of[odd] = (row_of[odd] + 1) % 3
+        lanes = np.flatnonzero(here)
+        if not lanes.size:
+            continue
+        clocks.mark(table, row_of[lanes], lanes, step)
+        wanted[row_of[lanes], lanes % 96] = step
+        known = np.maximum(table[:, clocks.lane : clocks.copy], np.repeat(table[:, : clocks.warps], 32, axis=1))
+        np.testing.assert_array_equal(known, wanted)
+        # A warp that came to one row has but its own column.
+        whole = (wanted.reshape(3, 3, 32) == step).all(axis=2)
+        assert (table[:, : clocks.warps][whole] == step).all()
+
+
+def test_rows_and_spans_beyond_a_table_are_refused() -> None:
+    table, source = np.ones((4, 24), np.int64), np.full((2, 24), 5)
+    inside, beyond, below = np.array([0]), np.array([4]), np.array([-1])
+    for keys, rows in ((beyond, inside), (below, inside), (inside, np.array([2])), (inside, below)):
+        for call in (raise_rows, copy_rows):
+            with pytest.raises(AssertionError, match="beyond"):
+                call(table, keys, source, rows)
+    for wrong in ([[20, 5]], [[-1, 2]], [[0, 8], [8, 17]]):
+        spans = np.array(wrong, np.int64)
+        with pytest.raises(AssertionError, match="beyond"):
+            raise_rows(table, inside, source, inside, spans)
+        with pytest.raises(AssertionError, match="beyond"):
+            clear_rows(table, inside, spans)
+    for rows in (beyond, below):
+        with pytest.raises(AssertionError, match="beyond"):
+            move_rows(table, source, rows)
+        with pytest.raises(AssertionError, match="beyond"):
+            clear_rows(table, rows)
+        with pytest.raises(AssertionError, match="beyond"):
+            raise_whole(np.ones((4, 40), np.int64), rows, 1, np.array([0]))
+    assert (table == 1).all()
+    assert (source == 5).all()
+
+
+def test_rows_are_taken_and_cleared_in_their_spans() -> None:
+    rng = np.random.default_rng(3)
+    spans = np.array([[3, 40], [60, 7], [100, 50]], np.int64)
+    inside = np.zeros(150, bool)
+    for begin, words in spans.tolist():
+        inside[begin : begin + words] = True
+    table, source = rng.integers(1, 99, (5, 150)), rng.integers(1, 99, (5, 150))
+    keys, rows = np.array([4, 1]), np.array([0, 2])
+    wanted = table.copy()
+    wanted[np.ix_(keys, inside)] = source[np.ix_(rows, inside)]
+    copy_rows(table, keys, source, rows, spans)
+    np.testing.assert_array_equal(table, wanted)
+    wanted[np.ix_(keys, inside)], left = source[np.ix_(keys, inside)], source.copy()
+    left[np.ix_(keys, inside)] = 0
+    move_rows(table, source, keys, spans)
+    np.testing.assert_array_equal(table, wanted)
+    np.testing.assert_array_equal(source, left)
+    wanted[np.ix_(rows, inside)] = 0
+    clear_rows(table, rows, spans)
+    np.testing.assert_array_equal(table, wanted)
 
 
 def rows_of_clocks(seed: int, width: int) -> np.ndarray:
@@ -509,7 +639,7 @@ def test_a_warp_is_known_up_to_what_is_known_of_all_its_lanes(seed: int) -> None
     wanted[rows, :warps] = np.maximum(table[rows, :warps], least)
     table[:, 1] = wanted[:, 1] = 0
     wanted[rows, 1] = least[:, 1]
-    raise_whole(table, rows, lanes, warps)
+    raise_whole(table, rows, lanes, np.arange(warps))
     np.testing.assert_array_equal(table, wanted)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from support.ptx_kernel import run, text
@@ -10,6 +12,7 @@ from support.selection.thinned import thinned
 
 from refmoe import ptx
 from refmoe.ptx import launcher
+from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.native.scheduler import PATIENCE
 
 NO_RACES = ptx.Checks(races=False)
@@ -313,3 +316,30 @@ def test_every_warp_has_member_masks_of_its_own() -> None:
     run(body, out, block=(64, 1, 1))
     t = np.arange(64)
     np.testing.assert_array_equal(out, np.where(t < 48, t ^ 3, t ^ 2))
+
+
+@pytest.mark.parametrize(
+    "lanes",
+    [range(32, 96), [*range(32), *range(224, 256)], [*range(16, 80)], [5], range(64), range(1, 255), range(256)],
+    ids=["two warps", "two apart", "half warps", "one lane", "the first", "nearly all", "all"],
+)
+def test_a_frame_holds_the_registers_of_its_lanes(lanes: list[int]) -> None:
+    # Of each warp the registers lie one behind the other.
+    block = np.arange(8 * 96, dtype=np.uint32).reshape(8, 96)
+    registers = [block[:, 32 * number : 32 * number + 32] for number in range(3)]
+    mask = np.zeros(256, bool)
+    mask[list(lanes)] = True
+    frame = Frame.of(SimpleNamespace(lanes=256), mask)  # type: ignore[arg-type]
+    which = mask if frame.index is None else np.ones(frame.count, bool)
+    found = frame.get(registers, 1)
+    np.testing.assert_array_equal(found[which], registers[1].reshape(-1)[mask])
+    found[:] = 0
+    assert registers[1].all()
+    wanted = block.copy()
+    wanted[:, 64:][mask.reshape(8, 32)] = np.arange(7, 7 + len(lanes))
+    value = np.zeros(frame.count, np.uint32)
+    value[which] = np.arange(7, 7 + len(lanes))
+    frame.put(registers, 2, value)
+    wanted[:, :32][mask.reshape(8, 32)] = 9
+    frame.put(registers, 0, np.uint32(9))
+    np.testing.assert_array_equal(block, wanted)

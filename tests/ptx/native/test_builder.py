@@ -12,6 +12,7 @@ import pytest
 from llvmlite import ir
 from support.ptx_kernel import run
 
+from refmoe.native.addresses import address
 from refmoe.native.builder import TextBuilder
 from refmoe.native.compiler import Native, compiled
 
@@ -211,3 +212,9 @@ def test_compiling_an_entry_leaves_the_search_for_garbage_as_it_was(looks: bool)
         assert gc.isenabled() is looks
     finally:
         (gc.enable if looked else gc.disable)()
+
+
+def test_arrays_lie_where_numpy_says() -> None:
+    held = np.arange(48).reshape(6, 8)
+    for each in (held, held[2:], held[::-1], held[:, 3], held.view(np.uint8)[1], np.zeros(0), held.reshape(-1)[7:]):
+        assert address(each) == each.ctypes.data

@@ -69,6 +69,50 @@ def test_what_two_know_together() -> None:
         assert found.count == np.count_nonzero(expected.any(axis=1))
 
 
+def test_rows_of_a_pool_are_given_back_as_zeros() -> None:
+    columns = 12345
+    for _ in range(2):
+        pool = Pool(200)
+        pool.fit(columns)
+        assert not pool.rows.any()
+        # Beyond the first room, of the first columns alone, and with a column behind them.
+        for number in range(1, 101):
+            assert pool.add(np.full(number, number), columns - number, 7) == number
+        for number in range(1, 101):
+            assert pool.rows[number].tolist() == [number] * number + [0] * (columns - 2 * number) + [7] + [0] * (
+                number - 1
+            )
+        pool.release()
+
+
+def test_a_row_that_is_used_again_holds_nothing_of_before() -> None:
+    pool = Pool(3)
+    pool.fit(9)
+    number = pool.add(np.full(9, 5))
+    pool._free.append(number)
+    assert pool.add(np.array([1, 2])) == number
+    assert pool.rows[number].tolist() == [1, 2, 0, 0, 0, 0, 0, 0, 0]
+
+
+def test_what_is_known_of_one_cluster_is_joined_with_more() -> None:
+    pool = Pool(4)
+    pool.fit(1)
+    one, other, again = (pool.knowledge(cluster, np.array([step]), None) for cluster, step in ((1, 5), (3, 6), (1, 7)))
+    both = pool.join(one, other)
+    assert both is not None
+    assert both.count == 2
+    assert both.rows.tolist() == [0, 1, 0, 2]
+    assert pool.join(other, one).rows.tolist() == [0, 1, 0, 2]  # type: ignore[union-attr]
+    # Of the same cluster the later row is the one that counts.
+    for pair in ((both, again), (again, both)):
+        known = pool.join(*pair)
+        assert known is not None
+        assert known.count == 2
+        assert pool.rows[known.rows, 0].tolist() == [0, 7, 0, 6]
+    assert pool.join(one, again) is again
+    assert again.address == again.rows.ctypes.data
+
+
 def test_what_warps_learn_at_a_barrier() -> None:
     pool = Pool(4)
     clocks = Clocks(2, 1, 0, pool)

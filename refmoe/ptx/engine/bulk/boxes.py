@@ -17,7 +17,7 @@ word ("8 byte gaps"); that a transaction counts their packed bytes is what CUTLA
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ class Box:
         """Of a run along dimension 0, in global memory."""
         return self.counts[0] * self.bits // 8
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Runs along dimension 0."""
         return int(np.prod(self.counts[1:], dtype=np.int64))

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.native.addresses import address
 from refmoe.ptx.engine.bulk import races
 from refmoe.ptx.engine.bulk.agents import Agents
 from refmoe.ptx.engine.bulk.map_reads import MapRead, MapReads, reads_of
@@ -531,7 +532,7 @@ def _poison(shared: Region, target: Array, span: int) -> None:
     assert shared.valid is not None
     assert 0 <= int(target.min()) <= int(target.max()) <= min(shared.data.size, shared.valid.size) - span
     target = np.ascontiguousarray(target, np.int64)
-    boxes.functions().poison(shared.data.ctypes.data, shared.valid.ctypes.data, target.ctypes.data, len(target), span)
+    boxes.functions().poison(address(shared.data), address(shared.valid), address(target), len(target), span)
 
 
 def _bring_at_once(frame: Frame, cut: Cut, lanes: Array, shared: Region, target: Array) -> bool:
@@ -550,17 +551,15 @@ def _bring_at_once(frame: Frame, cut: Cut, lanes: Array, shared: Region, target:
     # Native code does not ask where it writes; where it reads was checked at the issue.
     low, high = int(target.min() + place.min()), int(target.max() + place.max()) + width
     assert 0 <= low < high <= min(shared.data.size, shared.valid.size)
-    fields = {
-        BoxPlaces.BEGIN: begin.ctypes.data,
-        BoxPlaces.OFFSET: offset.ctypes.data,
-        BoxPlaces.STRIDE: 0 if offset.ndim == 1 else offset.shape[1],
-        BoxPlaces.INSIDE: 0 if inside is None else inside.ctypes.data,
-        BoxPlaces.TARGET: target.ctypes.data,
-        BoxPlaces.PLACE: place.ctypes.data,
-    }
-    copies = np.array([fields[each] for each in BoxPlaces], np.int64)
+    copies = np.zeros(len(BoxPlaces), np.int64)
+    copies[BoxPlaces.BEGIN] = address(begin)
+    copies[BoxPlaces.OFFSET] = address(offset)
+    copies[BoxPlaces.STRIDE] = 0 if offset.ndim == 1 else offset.shape[1]
+    copies[BoxPlaces.INSIDE] = 0 if inside is None else address(inside)
+    copies[BoxPlaces.TARGET] = address(target)
+    copies[BoxPlaces.PLACE] = address(place)
     boxes.functions().land(
-        shared.data.ctypes.data, shared.valid.ctypes.data, region.data.ctypes.data, copies.ctypes.data, len(begin),
+        address(shared.data), address(shared.valid), address(region.data), address(copies), len(begin),
         len(place), width, cut.fill * _EVERY_16_BITS,
     )  # fmt: skip
     return True

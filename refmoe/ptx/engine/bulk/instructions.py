@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -154,7 +154,7 @@ def _boxes(
     for group in frame.machine.part(MapLooks).sorted_by(maps, key, sort):
         rows, box = group.rows, group.box
         cut = _cut(frame, access, group, where.of(rows), lanes[rows])
-        whole = _sized(own, box.span, SHARED_ALIGN)
+        whole = group.sized(own, box.span, SHARED_ALIGN)
         _, _, index = next(whole._parts(frame, shared[rows], lanes[rows]))
         yield _Part(rows, whole, index, box.bytes, cut, group.reduction, address[rows])
 
@@ -178,6 +178,15 @@ class _Alike:
     rows: Array
     address: Array
     dims: Array
+    _sized: dict[tuple[int, int, int], tuple[Access, Any]] = field(default_factory=dict)
+
+    def sized(self, access: Access, width: int, align: int = 0) -> Any:
+        """The access with another width, the same object each time: a loop asks in each turn."""
+        key = id(access), width, align
+        if key not in self._sized:
+            # The access is kept, so that nothing else gets its identity.
+            self._sized[key] = access, _sized(access, width, align)
+        return self._sized[key][1]
 
 
 def _alike(
@@ -220,7 +229,7 @@ def _cut(frame: Frame, access: Access, group: _Alike, where: Start, lanes: Array
             found = words(box, low, dims, start, phase)
     except ValueError as error:
         raise machine.misuse(access.instruction, lanes[0], str(error)) from error
-    access = _sized(access, found.width)
+    access = group.sized(access, found.width)
     region = machine.arena.window(int(address[0]))
     inside = found.inside
     if inside is not None and not inside.any():

@@ -52,6 +52,8 @@ class MapReads:
 
     def __init__(self) -> None:
         self._reads: dict[int, list[MapRead]] = {}
+        # Where they are, as long as there are no others.
+        self._addresses: Array = np.zeros(0, np.uint64)
         # Of those that no wait for a group has covered, by thread.
         self._open: dict[int, list[MapRead]] = {}
 
@@ -62,18 +64,25 @@ class MapReads:
         machine, found = frame.machine, list[MapRead | None]()
         # By window: whether somebody may write there, and looks for races.
         kept: dict[int, bool] = {}
-        for at, lane, group in zip(address.tolist(), lanes.tolist(), groups.tolist(), strict=True):
-            if kept.get(at >> WINDOW_BITS) is None:
-                kept[at >> WINDOW_BITS] = self._keeps(machine, at)
-            if not kept[at >> WINDOW_BITS]:
+        threads = (lanes + machine.first_thread).tolist()
+        for at, thread, group in zip(address.tolist(), threads, groups.tolist(), strict=True):
+            keeps = kept.get(at >> WINDOW_BITS)
+            if keeps is None:
+                keeps = kept[at >> WINDOW_BITS] = self._keeps(machine, at)
+            if not keeps:
                 found.append(None)
                 continue
-            read = MapRead(instruction, lane + machine.first_thread, group)
-            held = self._reads.setdefault(at, [])
-            if len(held) > _MANY:
+            read = MapRead(instruction, thread, group)
+            held = self._reads.get(at)
+            if held is None:
+                held = self._reads[at] = []
+            elif len(held) > _MANY:
                 held[:] = _latest(held)
             held.append(read)
-            self._open.setdefault(read.thread, []).append(read)
+            opened = self._open.get(thread)
+            if opened is None:
+                opened = self._open[thread] = []
+            opened.append(read)
             found.append(read)
         return tuple(found)
 
@@ -118,8 +127,8 @@ class MapReads:
         Raises:
             RaceError: a copy goes by a map there, and its end is not ordered before the write.
         """
-        for address, reads in self._reads.items():
-            first = address - region.base
+        for address in self._near(region, index, width):
+            first, reads = address - region.base, self._reads[address]
             hit = np.flatnonzero((index < first + MAP_BYTES) & (index + width > first))
             if not hit.size or not 0 <= first < region.size:
                 continue
@@ -130,6 +139,17 @@ class MapReads:
                     who = next(int(lanes[row]) for row in hit if _asked(instruction, int(lanes[row])) == lane)
                     self._report(frame, instruction, region, first, who, late)
                     break
+
+    def _near(self, region: Region, index: Array, width: int) -> list[int]:
+        """The maps, at each of which one of `width` bytes from byte `index` [n] of a region on may lie."""
+        if self._addresses.size != len(self._reads):
+            self._addresses = np.array(list(self._reads), np.uint64)
+        first = (self._addresses - np.uint64(region.base)).view(np.int64)
+        begins = np.sort(index)
+        after = np.searchsorted(begins, first - width, "right")
+        near = begins[np.minimum(after, len(begins) - 1)] < first + MAP_BYTES
+        found: list[int] = self._addresses[near & (after < len(begins))].tolist()
+        return found
 
     def _report(
         self, frame: Frame, instruction: Instruction, region: Region, first: int, lane: int, read: MapRead

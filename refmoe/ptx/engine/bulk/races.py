@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.native.addresses import address
 from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.order.accessing import Accessing
@@ -76,7 +77,7 @@ class BulkShadow(RaceShadow):
     def enter(self, row: Array) -> None:
         """See `RaceShadow.enter`."""
         super().enter(row)
-        row[Row.READ_STEPS], row[Row.WRITE_STEPS] = self._read_steps.ctypes.data, self._write_steps.ctypes.data
+        row[Row.READ_STEPS], row[Row.WRITE_STEPS] = address(self._read_steps), address(self._write_steps)
         row[Row.READ_STEP_COLUMNS] = self._read_steps.shape[1]
 
     # Accesses of lanes, and copies of theirs
@@ -152,26 +153,24 @@ class BulkShadow(RaceShadow):
         machine, clocks = frame.machine, frame.machine.clocks
         first, fine = np.ascontiguousarray(first, np.int64), np.zeros(len(first), np.bool_)
         threads = LANES * clocks.warps
-        rows, begins = clocks.rows(lanes), machine.first_thread + lanes // threads * threads
-        fields = {
-            LineTables.BULK_WRITES: self._bulk_writes.ctypes.data,
-            LineTables.READ_STEPS: self._read_steps.ctypes.data,
-            LineTables.READ_COLUMNS: self._read_steps.shape[1],
-            LineTables.WRITE_STEPS: self._write_steps.ctypes.data,
-            LineTables.WARPS: self.readers,
-            LineTables.SEEN: clocks.seen.ctypes.data,
-            LineTables.COLUMNS: clocks.columns,
-            LineTables.AGENTS: clocks.agents,
-            LineTables.CROSSED: clocks.crossed,
-            LineTables.THREADS: threads,
-        }
-        tables = np.array([fields[each] for each in LineTables], np.int64)
+        rows = np.ascontiguousarray(clocks.rows(lanes), np.int64)
+        begins = np.ascontiguousarray(machine.first_thread + lanes // threads * threads, np.int64)
+        tables = np.zeros(len(LineTables), np.int64)
+        tables[LineTables.BULK_WRITES] = address(self._bulk_writes)
+        tables[LineTables.READ_STEPS] = address(self._read_steps)
+        tables[LineTables.READ_COLUMNS] = self._read_steps.shape[1]
+        tables[LineTables.WRITE_STEPS] = address(self._write_steps)
+        tables[LineTables.WARPS] = self.readers
+        tables[LineTables.SEEN] = address(clocks.seen)
+        tables[LineTables.COLUMNS] = clocks.columns
+        tables[LineTables.AGENTS] = clocks.agents
+        tables[LineTables.CROSSED] = clocks.crossed
+        tables[LineTables.THREADS] = threads
         assert first.size
         assert 0 <= int(first.min()) <= int(first.max()) <= self.granules.size - span
         boxes.functions().ordered(
-            tables.ctypes.data, first.ctypes.data, np.ascontiguousarray(rows, np.int64).ctypes.data,
-            np.ascontiguousarray(begins, np.int64).ctypes.data, fine.ctypes.data, len(first), span,
-        )  # fmt: skip
+            address(tables), address(first), address(rows), address(begins), address(fine), len(first), span
+        )
         return fine
 
     def _lines_are_ordered(self, frame: Frame, first: Array, span: int, lanes: Array) -> Array:
@@ -295,7 +294,7 @@ class BulkShadow(RaceShadow):
         clocks = frame.machine.clocks
         clocks.use_lanes()
         row = clocks.rows(that_know_alone(clocks, lanes))
-        clocks.seen[row, clocks.agents + self._multiplying[group]] = clocks.now
+        clocks.seen[row, clocks.agents_of(self._multiplying[group : group + 1])] = clocks.now
 
     def _note_products(self, frame: Frame, index: Array, lanes: Array, group: int, step: int) -> None:
         column = self.readers + 1 + group

@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.ptx.engine.order.filled import ColumnPlaces, Filled, whole_warps
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
 from refmoe.ptx.native.clocks import clear_rows, copy_rows, raise_rows, raise_whole
 from refmoe.ptx.state.pages import PAGE, cleared, untouched
@@ -103,9 +104,8 @@ class Clocks:
         self.init = self.fence + (LANES * warps if sequential else 0)
         self.columns = self.init + (LANES * warps if inits else 0)
         self.sequential, self._inits, self._leave = sequential, inits, leave
-        # Whether columns of copies, and of fences of `mbarrier.init`, may hold something.
-        self._copied = self._inited = False
-        self._spans: dict[tuple[int, bool, bool], Array] = {}
+        places = self.lane, self.copy, self.agents, self.crossed, self.fence, self.init, self.columns
+        self.filled = Filled(ColumnPlaces(warps, *places, by_lane, bulk))
         self.last_fence = np.zeros(clusters * warps * LANES, np.int64)
         pool.fit(self.columns)
         self.all_warps = clusters * warps
@@ -150,7 +150,7 @@ class Clocks:
             cleared(self.seen, max(known.nbytes, len(known) * PAGE))
             return
         rows = np.concatenate([np.arange(self.all_warps), self.all_warps + np.flatnonzero(self._had_row)])
-        clear_rows(self.seen, rows)
+        clear_rows(self.seen, rows, self.filled.spans(self.columns))
         cleared(self.seen, len(rows) * self.columns * self.seen.itemsize)
 
     # Rows
@@ -158,7 +158,7 @@ class Clocks:
     def rows(self, lanes: Array) -> Array:
         """The row of each of `lanes` [n]."""
         warps = lanes >> 5
-        if not self.apart.any():
+        if not np.count_nonzero(self.apart):
             return warps
         own = self.apart[warps] >> (lanes & 31) & 1
         return np.where(own != 0, self.all_warps + lanes, warps)
@@ -182,7 +182,8 @@ class Clocks:
         warp, row = lane >> 5, self.all_warps + lane
         self.used = self.columns
         if not self.apart[warp] >> (lane & 31) & 1:
-            self.seen[row] = self.seen[warp]
+            for begin, columns in self.filled.spans(self.columns).tolist():
+                self.seen[row, begin : begin + columns] = self.seen[warp, begin : begin + columns]
             self._know(row, self.beyond.get(warp))
             self._had_row[lane] = True
             self.apart[warp] |= np.int64(1) << (lane & 31)
@@ -195,7 +196,7 @@ class Clocks:
         new = np.flatnonzero((self.apart[lanes >> 5] >> (lanes & 31) & 1) == 0)
         if new.size:
             warps = lanes[new] >> 5
-            copy_rows(self.seen, rows[new], self.seen, warps)
+            copy_rows(self.seen, rows[new], self.seen, warps, self.filled.spans(self.columns))
             self.foreign[rows[new]], self._had_row[lanes[new]] = 0, True
             if self.beyond:
                 for row, warp in zip(rows[new].tolist(), warps.tolist(), strict=True):
@@ -225,26 +226,26 @@ class Clocks:
 
     def copy_of(self, lanes: Array) -> Array:
         """The column of the copies of each of `lanes` [n] in a row; from now on they may hold something."""
-        self._copied = True
+        self.filled.copies()
         return self.copy + lanes % (LANES * self.warps)
 
-    def spans(self, width: int) -> Array:
-        """int64 [n, 2]: (begin, columns) of the parts of rows of `width` columns that may hold something."""
-        key = width, self._copied, self._inited
-        if key not in self._spans:
-            ends = [(0, self.columns)]
-            if self.by_lane:
-                ends = [(0, self.agents if self._copied else self.copy), *[(self.agents, self.crossed)] * self.bulk]
-                ends += [(self.crossed + begin, self.crossed + end) for begin, end in ends if self.bulk]
-                ends.append((self.fence, self.columns if self._inited else self.init))
-            inside = [(begin, min(end, width) - begin) for begin, end in ends if begin < min(end, width)]
-            self._spans[key] = np.array(inside, np.int64)
-        return self._spans[key]
+    def agents_of(self, numbers: Array) -> Array:
+        """The columns of agents, numbered in their cluster; from now on they may hold something."""
+        self.filled.agents(int(numbers.max()) + 1)
+        return self.agents + numbers
 
     def mark(self, table: Array, rows: Array, lanes: Array, step: int) -> None:
-        """Each of `lanes` [n] is known until `step` in the row of `table` at the same place of `rows` [n]."""
+        """Each of `lanes` [n] is known until `step` in the row of `table` at the same place of `rows` [n].
+
+        No pair of a row and a lane comes twice.
+        """
         self.used = self.columns
-        table[rows, self.column_of(lanes)] = step
+        first, alone = whole_warps(rows, lanes)
+        if first.size:
+            table[rows[first], (lanes[first] >> 5) % self.warps] = step
+        if first.size * LANES < len(lanes):
+            self.filled.lanes((lanes[alone] >> 5) % self.warps)
+            table[rows[alone], self.column_of(lanes[alone])] = step
         if self.sequential:
             self.mark_met_fences(table, rows, lanes >> 5)
             column = self.fence + lanes % (LANES * self.warps)
@@ -273,17 +274,16 @@ class Clocks:
     def knowledge_of(self, lane: int) -> Knowledge:
         """What a lane would pass on now."""
         row = int(self.rows(np.array([lane]))[0])
-        return self.passed_on(lane, self.seen[row], self.beyond.get(row), self.now)
+        return self.passed_on(lane, self.seen[row, : self.filled.end], self.beyond.get(row), self.now)
 
     def passed_on(self, lane: int, row: Array, beyond: Knowledge | None, step: int) -> Knowledge:
         """What a lane passes on that knew `row` [columns] and `beyond` when it released at `step`."""
-        known = row.copy()
+        self.used = self.columns
+        self.filled.lane((lane >> 5) % self.warps)
+        number = self.pool.add(row, self.lane + lane % (LANES * self.warps), step)
         if self.sequential:
-            self.mark(known[None], np.zeros(1, np.int64), np.array([lane]), step)
-        else:
-            self.used = self.columns
-            known[self.lane + lane % (LANES * self.warps)] = step
-        return self.pool.knowledge(self.first_cluster + (lane >> 5) // self.warps, known, beyond)
+            self.mark(self.pool.rows, np.array([number]), np.array([lane]), step)
+        return self.pool.with_row(self.first_cluster + (lane >> 5) // self.warps, number, beyond)
 
     def learn_by_lane(self, lanes: Array, knowledge: Knowledge | None, alive: Array) -> None:
         """`lanes` [n], each once, come to know something; `alive` are the lanes that have not exited, bool [all]."""
@@ -309,7 +309,7 @@ class Clocks:
 
     def _raise_whole(self, rows: Array) -> None:
         """In `rows` [n], each once, a warp all of whose lanes are known is known as a whole."""
-        raise_whole(self.seen, rows, self.lane, self.warps)
+        raise_whole(self.seen, rows, self.lane, self.filled.warps)
 
     def learn_rows(
         self, lanes: Array, numbers: Array, known: Array, beyond: Mapping[int, Knowledge], alive: Array
@@ -334,7 +334,7 @@ class Clocks:
             some = np.repeat(~whole, sizes)
             rows = np.concatenate([warps[starts[whole]], self._own_rows(lanes[some])])
             numbers = np.concatenate([numbers[starts[whole]], numbers[some]])
-        raise_rows(self.seen, rows, known, numbers, self.spans(self.columns))
+        raise_rows(self.seen, rows, known, numbers, self.filled.spans(self.columns))
         if self.by_lane:
             self._raise_whole(rows)
         if beyond:
@@ -399,7 +399,7 @@ class Clocks:
     def fenced_init(self, lane: int, step: int) -> Array:
         """The row that a `fence.mbarrier_init` of a lane at some step passes on."""
         made = np.zeros(self.columns, np.int64)
-        self._inited = True
+        self.filled.inits()
         made[self.init + lane % (LANES * self.warps)] = step
         return made
 
@@ -428,9 +428,9 @@ class Clocks:
         apart = self.apart[warps]
         if self.sequential or (self._leave and not alive.reshape(-1, LANES)[warps].all()):
             known, of_others = self.knowledge(warps, alive, exist)
-            raise_rows(table[:, : known.shape[1]], rows, known, spans=self.spans(known.shape[1]))
+            raise_rows(table[:, : known.shape[1]], rows, known, spans=self.filled.spans(known.shape[1]))
             return of_others if self.beyond else None
-        spans = self.spans(self.used)
+        spans = self.filled.spans(self.used)
         raise_rows(table[:, : self.used], rows, self.seen[:, : self.used], warps, spans)
         beyond = [self.beyond.get(warp) for warp in warps.tolist()] if self.beyond else []
         own, theirs = list[int](), list[int]()
@@ -471,6 +471,7 @@ class Clocks:
                 beyond[number] = self.pool.join(beyond[number], self.beyond.get(row))
         known[np.flatnonzero(~left), warps[~left] % self.warps] = self.now
         for number in np.flatnonzero(left).tolist():
+            self.filled.lane(int(warps[number]) % self.warps)
             known[number, self.column_of(warps[number] * LANES + np.flatnonzero(here[number]))] = self.now
         if self.sequential and self.used == self.columns:
             for number, warp in enumerate(warps.tolist()):
@@ -490,7 +491,7 @@ class Clocks:
         `known` [m, used], of which each has row `numbers` [n], is about their own cluster, `beyond` [n] about others;
         None where nobody knows of others.
         """
-        raise_rows(self.seen[:, : known.shape[1]], warps, known, numbers, self.spans(known.shape[1]))
+        raise_rows(self.seen[:, : known.shape[1]], warps, known, numbers, self.filled.spans(known.shape[1]))
         self.apart[warps] = 0
         if beyond is None:
             return
@@ -555,12 +556,11 @@ class Clocks:
         half = self.crossed
         present, which, counts = np.unique(lanes >> 5, return_inverse=True, return_counts=True)
         whole = self._are_whole(present, counts, alive)
-        together, alone = lanes[whole[which]], lanes[~whole[which]]
-        warps = present[whole]
+        alone, warps = lanes[~whole[which]], present[whole]
         rows = np.r_[warps, self._own_rows(alone)]
-        raise_rows(self.seen[:, half : 2 * half], rows, self.seen[:, :half], rows, self.spans(half))
+        raise_rows(self.seen[:, half : 2 * half], rows, self.seen[:, :half], rows, self.filled.spans(half))
         self.seen[warps, half + warps % self.warps] = self.now
-        self.seen[together >> 5, half + self.column_of(together)] = self.now
+        self.filled.lanes((alone >> 5) % self.warps)
         self.seen[self.all_warps + alone, half + self.column_of(alone)] = self.now
 
     def has_crossed(self, lanes: Array, record: Array) -> Array:

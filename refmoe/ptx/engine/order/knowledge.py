@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.state.pages import untouched
+from refmoe.native.addresses import address
+from refmoe.ptx.native.clocks import clear_rows
+from refmoe.ptx.state.pages import cleared, untouched
 
 Array = Any
 _FIRST_ROWS = 64
@@ -28,17 +30,36 @@ _ROWS_AT_ONCE = 64
 class Knowledge:
     """One row of a pool for each cluster of the grid.
 
-    Attributes:
-        rows: int32 [clusters], row of the pool, 0 for a cluster of which nothing is known. Never changed once made.
+    Args:
+        clusters: of the grid.
+        rows: see below; None where something is known of a single cluster, `alone`.
         count: clusters of which something is known.
-        address: of the rows, for native code. Each lane that learns asks for it, and NumPy takes longer than to learn.
+        alone: that cluster and its row.
+
+    Attributes:
+        count: as above.
+        alone: as above, or None.
     """
 
-    __slots__ = ("__weakref__", "address", "count", "rows")
+    __slots__ = ("__weakref__", "_clusters", "_rows", "alone", "count")
 
-    def __init__(self, rows: Array, count: int) -> None:
-        self.rows, self.count = rows, count
-        self.address = int(rows.__array_interface__["data"][0])
+    def __init__(self, clusters: int, rows: Array, count: int, alone: tuple[int, int] | None = None) -> None:
+        self._clusters, self._rows, self.count, self.alone = clusters, rows, count, alone
+
+    @property
+    def rows(self) -> Array:
+        """int32 [clusters], row of the pool, 0 for a cluster of which nothing is known. Never changed once made."""
+        if self._rows is None:
+            # Most of what somebody releases is joined with more at once, and nobody asks for it.
+            assert self.alone is not None
+            self._rows = np.zeros(self._clusters, np.int32)
+            self._rows[self.alone[0]] = self.alone[1]
+        return self._rows
+
+    @property
+    def address(self) -> int:
+        """Of the rows, for native code."""
+        return address(self.rows)
 
 
 class Pool:
@@ -55,6 +76,8 @@ class Pool:
         self.clusters = clusters
         self.rows = np.zeros((1, 0), np.int64)
         self._count = 1
+        # Columns that rows may hold something in.
+        self._width = 0
         self._free: list[int] = []
         # Whatever was made, but for what is known to be gone. A set that forgets by itself takes longer than to learn.
         self._made: list[weakref.ref[Knowledge]] = []
@@ -63,18 +86,35 @@ class Pool:
     def fit(self, columns: int) -> None:
         """Rows have so many columns; the first call decides."""
         if not self.rows.shape[1]:
-            self.rows = np.zeros((_FIRST_ROWS, columns), np.int64)
+            self.rows = untouched((_FIRST_ROWS, columns), np.int64)
 
-    def add(self, row: Array) -> int:
-        """Keep a row [columns]; returns its number."""
+    def release(self) -> None:
+        """Give memory back: nobody asks any more what anybody knew."""
+        self._give(self.rows)
+        self.rows, self._count, self._free = np.zeros((1, 0), np.int64), 1, []
+
+    def _give(self, rows: Array) -> None:
+        numbers = np.arange(1, self._count)
+        clear_rows(rows, numbers, np.array([[0, self._width]], np.int64))
+        cleared(rows, len(numbers) * rows.strides[0])
+
+    def add(self, row: Array, at: int = 0, step: int = 0) -> int:
+        """Keep a row [columns], or its first columns where the others are zero; returns its number.
+
+        `step`: what it has in column `at`, if not 0.
+        """
         if self._count == len(self.rows) and not self._free:
             self._make_room()
         if self._free:
             number = self._free.pop()
+            self.rows[number, len(row) :] = 0
         else:
             number = self._count
             self._count += 1
-        self.rows[number] = row
+        held, self._width = self.rows[number], max(self._width, len(row), at + 1)
+        held[: len(row)] = row
+        if step:
+            held[at] = step
         return number
 
     def _make_room(self) -> None:
@@ -82,22 +122,29 @@ class Pool:
             used = np.zeros(len(self.rows), bool)
             used[0] = True
             for knowledge in self._living():
-                used[knowledge.rows] = True
+                used[knowledge.rows if knowledge.alone is None else knowledge.alone[1]] = True
             self._free = np.flatnonzero(~used).tolist()
         if 2 * len(self._free) < len(self.rows):
             grown = untouched((_GROWTH * len(self.rows), self.rows.shape[1]), np.int64)
-            grown[: len(self.rows)] = self.rows
-            self.rows = grown
+            grown[: len(self.rows), : self._width] = self.rows[:, : self._width]
+            before, self.rows = self.rows, grown
+            self._give(before)
 
     def knowledge(self, cluster: int, row: Array, beyond: Knowledge | None) -> Knowledge:
         """What somebody knows: `row` [columns] of the own cluster, and of other clusters what `beyond` has."""
-        rows = np.zeros(self.clusters, np.int32) if beyond is None else beyond.rows.copy()
-        count = (0 if beyond is None else beyond.count) + (not rows[cluster])
-        rows[cluster] = self.add(row)
+        return self.with_row(cluster, self.add(row), beyond)
+
+    def with_row(self, cluster: int, number: int, beyond: Knowledge | None) -> Knowledge:
+        """`knowledge`, of a row that has just been added."""
+        if beyond is None:
+            return self._new(None, 1, (cluster, number))
+        rows = beyond.rows.copy()
+        count = beyond.count + (not rows[cluster])
+        rows[cluster] = number
         return self._new(rows, count)
 
-    def _new(self, rows: Array, count: int) -> Knowledge:
-        made = Knowledge(rows, count)
+    def _new(self, rows: Array, count: int, alone: tuple[int, int] | None = None) -> Knowledge:
+        made = Knowledge(self.clusters, rows, count, alone)
         self._made.append(weakref.ref(made))
         if len(self._made) > self._most:
             self._made = [weakref.ref(each) for each in self._living()]
@@ -112,6 +159,9 @@ class Pool:
         """What both know together."""
         if one is None or other is None or one is other:
             return other if one is None else one
+        for more, single in ((one, other.alone), (other, one.alone)):
+            if single is not None and not more.rows[single[0]]:
+                return self.with_row(*single, more)
         mine, theirs = one.rows, other.rows
         # That of each cluster of which the one or the other knows.
         rows: Array = np.maximum(mine, theirs)

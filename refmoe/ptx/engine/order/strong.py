@@ -37,6 +37,7 @@ from refmoe.ptx.engine.order.locations import (
 )
 from refmoe.ptx.engine.order.polls import Poll, Polls
 from refmoe.ptx.state.memory import Region
+from refmoe.ptx.state.numbers import different
 from refmoe.ptx.state.records import CLUSTER, GRID, SEVERAL, STRENGTH_SHIFT, THREAD
 from refmoe.ptx.text.syntax import Instruction
 
@@ -438,7 +439,8 @@ class Strong:
             clocks.settle_fences(lanes)
             clocks.last_fence[lanes] = clocks.now
         rows = clocks.rows(lanes)
-        known = {row: clocks.seen[row].copy() for row in np.unique(rows).tolist()}
+        different_rows = different(rows)
+        known = dict(zip(different_rows.tolist(), clocks.seen[:, : clocks.filled.end][different_rows], strict=True))
         if sequential and self.choices is not None:
             for row in known:
                 self._come_next(lanes[rows == row], row, strength)

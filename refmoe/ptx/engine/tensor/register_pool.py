@@ -47,21 +47,24 @@ class RegisterPool:
         """
         if not self._last:
             return
-        machine = self._machine
+        machine, counts = self._machine, self._counts
+        firsts = (np.arange(0, len(counts), machine.warps)[:, None] + np.arange(0, machine.warps, WARPS)).ravel()
+        uneven = np.minimum.reduceat(counts, firsts) != np.maximum.reduceat(counts, firsts)
+        if not np.count_nonzero(uneven):
+            return
         alive: Array = machine.alive.reshape(-1, 32).any(axis=1)
-        for cta in range(0, len(alive), machine.warps):
-            for first in range(cta, cta + machine.warps, WARPS):
-                group = slice(first, min(first + WARPS, cta + machine.warps))
-                counts = self._counts[group]
-                if alive[group].any() or counts.min() == counts.max():
-                    continue
-                most = first + int(np.argmax(counts))
-                block, thread = machine.place_of((first + int(np.argmin(counts))) * 32)
-                what = (
-                    f"not all warps of its warpgroup execute it: that of block {block} thread {thread} has executed "
-                    f"setmaxnreg {counts.min()} times, this one {counts.max()} times"
-                )
-                raise machine.error(WarpError, self._last[most], most * 32, what)
+        gone = np.flatnonzero(uneven & ~np.logical_or.reduceat(alive, firsts))
+        if not gone.size:
+            return
+        first = int(firsts[gone[0]])
+        counts = counts[first : min(first + WARPS, (first // machine.warps + 1) * machine.warps)]
+        most = first + int(np.argmax(counts))
+        block, thread = machine.place_of((first + int(np.argmin(counts))) * 32)
+        what = (
+            f"not all warps of its warpgroup execute it: that of block {block} thread {thread} has executed "
+            f"setmaxnreg {counts.min()} times, this one {counts.max()} times"
+        )
+        raise machine.error(WarpError, self._last[most], most * 32, what)
 
 
 @dataclass(frozen=True)
