@@ -120,6 +120,54 @@ def test_a_near_miss_is_not_proven_and_computes_something_else(before: str, afte
     assert same_kernel(other, one) is None
 
 
+NO_RULE = [
+    # A carry is a result that no register shows.
+    ("add.cc.u32 %r2, %r1, %r1; addc.u32 %r3, %r7, 0", "add.cc.u32 %r2, %r1, 1; addc.u32 %r3, %r7, 0"),
+    ("mad.lo.cc.u32 %r2, %r1, %r1, %r1; addc.u32 %r3, %r7, 0", "mad.lo.cc.u32 %r2, %r1, 3, %r1; addc.u32 %r3, %r7, 0"),
+    # What is added to a wide product has 64 bits.
+    ("mad.wide.u32 %rd6, %r1, 1, -8; shr.u64 %rd7, %rd6, 32; cvt.u32.u64 %r3, %rd7",
+     "mad.wide.u32 %rd6, %r1, 1, 4294967288; shr.u64 %rd7, %rd6, 32; cvt.u32.u64 %r3, %rd7"),
+    # Two results of one comparison are two, also under a guard that is known to hold.
+    ("setp.lt.s32 %p1, %r1, 9; selp.b32 %r2, %r1, %r7, %p1; setp.eq.s32 %p2|%p3, %r2, 7; selp.b32 %r4, 1, 2, %p2; "
+     "mov.u32 %r3, 0; @%p1 mov.u32 %r3, %r4",
+     "setp.lt.s32 %p1, %r1, 9; selp.b32 %r2, %r1, %r7, %p1; setp.eq.s32 %p2|%p3, %r2, 7; selp.b32 %r4, 1, 2, %p3; "
+     "mov.u32 %r3, 0; @%p1 mov.u32 %r3, %r4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after"), NO_RULE)
+def test_hidden_and_second_results_and_wide_literals_prove_nothing(before: str, after: str) -> None:
+    one, other = bodies(before, after)
+    # Carries are not followed at all.
+    assert (same_kernel(one, one) is not None) == (".cc" not in one)
+    assert same_kernel(one, other) is None
+    assert same_kernel(other, one) is None
+    assert result(one, 5) != result(other, 5)
+
+
+def test_numbers_are_not_compared_as_integers() -> None:
+    nodes = Nodes()
+    one, other = (nodes.of(("atom", name), 16) for name in "ab")
+    for kind in ("bf16", "f16", "f32", "f64"):
+        less = nodes.computed(f"setp.lt.{kind}", [one, other], 1)
+        assert less != nodes.negated(nodes.computed(f"setp.ge.{kind}", [one, other], 1))
+        assert less != nodes.computed("setp.lt.u16", [one, other], 1)
+        # A NaN is not equal to itself.
+        assert nodes.word(nodes.computed(f"setp.eq.{kind}", [one, one], 1)) is None
+
+
+def test_halves_keep_their_type_and_large_numbers_their_order() -> None:
+    nodes = Nodes()
+    one, other = (nodes.of(("atom", name), 32) for name in "ab")
+    for name in ("add", "min"):
+        assert nodes.computed(f"{name}.s16x2", [one, other], 32) != nodes.computed(f"{name}.u16", [one, other], 32)
+    nodes.unsigned = lambda node, bits: True
+    assert nodes.computed("min.s16x2", [one, other], 32) != nodes.computed("min.u16", [one, other], 32)
+    wide = [nodes.of(("atom", name), 64) for name in "cd"]
+    assert nodes.computed("add.f64", wide, 64) != nodes.computed("add.f64", wide[::-1], 64)
+    assert nodes.computed("add.s64", wide, 64) == nodes.computed("add.u64", wide[::-1], 64)
+
+
 LOOP = """mov.u32 %r3, 0; mov.u32 %r4, 0; bra HEAD; HEAD: add.s32 %r3, %r3, %r1; add.s32 %r4, %r4, 1;
 setp.lt.s32 %p1, %r4, 5; @%p1 bra HEAD"""
 

@@ -368,7 +368,10 @@ class SideBySide:
             else:
                 operands = tuple(self.nodes.given(each, guard) for each in self._operands(side, registers, step))
                 results = [
-                    self.nodes.of(("atom", "act", number, len(acts), place), self._width(side, register))
+                    self.nodes.of(
+                        ("atom", "act", number, len(acts), place, self._width(side, register)),
+                        self._width(side, register),
+                    )
                     if register
                     else None
                     for place, register in enumerate(step.results)
@@ -431,7 +434,7 @@ class SideBySide:
             node = registers.get(operand)
             return self._nothing(side, operand) if node is None else node
         if _INTEGER.match(operand):
-            return self.nodes.integer(int(operand.rstrip("U"), 0), _literal_bits(step))
+            return self.nodes.integer(int(operand.rstrip("U"), 0), _literal_bits(step, operand))
         if (match := _FLOAT.match(operand)) is not None:
             return self.nodes.integer(int(match[1], 16), 4 * len(match[1]))
         if _STEADY.match(operand) or operand in _STEADY_MORE:
@@ -449,7 +452,10 @@ class SideBySide:
         return self.nodes.of(("atom", "name", operand), 64)
 
 
-def _literal_bits(step: GuardedStep) -> int:
+def _literal_bits(step: GuardedStep, operand: str) -> int:
+    if step.opcode.startswith("mad.wide") and operand in step.sources[2:]:
+        # What is added is as wide as the result. A factor of the same text is one that nobody proves anything of.
+        return 64
     if step.name in ("shl", "shr"):
         return 32
     match = re.search(r"\.(?:[subf]|bf)(8|16|32|64)$", step.opcode)

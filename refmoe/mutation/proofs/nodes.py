@@ -143,8 +143,9 @@ class Nodes:
             return self.negated(parts[0])
         if kind == "op" and shape[1] == "and.pred":
             return self.both(parts)
-        if kind == "op":
+        if kind == "op" and " " not in shape[1]:
             return self.computed(shape[1], parts, bits)
+        # One of several results is not what its opcode alone says.
         return self.of((*shape[: len(shape) - len(parts)], *parts), bits)
 
     # --- integers -----------------------------------------------------------------------------------------------
@@ -191,7 +192,12 @@ class Nodes:
             high, low = (self.of(("low", opcode, each), bits // 2) for each in sources)
             return self.of(("pair", bits, low, high), bits)
         no_sign = parts[0] in _NO_SIGN and len(parts) == 2
-        alike = kind is not None and kind[1] == "s" and (no_sign or self._never_negative(parts, width, sources))
+        alike = (
+            kind is not None
+            and kind[1] == "s"
+            and not kind[3]
+            and (no_sign or self._never_negative(parts, width, sources))
+        )
         if alike or (kind is not None and kind[1] == "b" and parts[0] == "shr"):
             parts[-1] = f"u{width}"
         if parts[0] == "cvt" and len(parts) == 3 and kind is not None and kind[1] in "su":
@@ -200,7 +206,8 @@ class Nodes:
                 # Of a result as wide as its register the sign says nothing.
                 parts[1] = f"u{bits}"
         sources = list(sources)
-        if (parts[0] in EITHER_WAY and kind and kind[2] != "64") or (parts[0] in EITHER_WAY and parts[-1][0] in "sub"):
+        # Which NaN of two a result of FP64 keeps depends on their order.
+        if parts[0] in EITHER_WAY and kind and (kind[2] != "64" or kind[1] in "sub"):
             sources[:2] = sorted(sources[:2])
         return self._folded(".".join(parts), sources, bits)
 
@@ -267,7 +274,7 @@ class Nodes:
         """Comparisons by `eq` and `lt` alone on integers; on others by those that are not turned round."""
         relation, kind = parts[1], parts[2]
         one, other = sources
-        if kind[0] not in "sub" or relation not in _RELATIONS:
+        if not re.match(r"[sub]\d", kind) or relation not in _RELATIONS:
             turned = {"gt": "lt", "ge": "le", "gtu": "ltu", "geu": "leu"}
             if relation in turned:
                 relation, one, other = turned[relation], other, one
