@@ -1,8 +1,9 @@
 """The two walks of docs/internals/architecture.md, counted: no call climbs back to a room but through the protocol.
 
 A room is a folder or file directly below refmoe. A call *climbs* if it goes to a room on a higher floor than its
-caller's, and it *returns* if its room is further out on the stack already. The one way up is the protocol of a kernel:
-`run_case` asks the kernel that it was given, whoever's it is.
+caller's, and it *returns* if its room is further out on the stack already. There are two ways up. One is the protocol of
+a kernel: `run_case` asks the kernel that it was given, whoever's it is. The other is that of a device: host code launches
+on the device that it was given, which holds each launch against the family's count of its CTAs and threads.
 
 Each walk is taken once before, with another seed. What is compiled then is kept: a compiler calls back whoever writes
 the code, and is no part of the walk.
@@ -22,6 +23,7 @@ import numpy as np
 
 import refmoe
 from refmoe.catalog import kernel_of, parse_case
+from refmoe.families.extents.geometry import HeldDevice
 from refmoe.reports.parity import record_of
 from refmoe.verify import source
 from refmoe.verify.kernel import Kernel
@@ -84,8 +86,11 @@ def climbs(walk: Callable[[], Any]) -> set[str]:
 
 
 def of_the_protocol(call: str) -> bool:
-    """Whether a call is one of a kernel's methods: by what runs it, or by a method that extends it."""
-    return "verify" in call.partition(":")[0] and hasattr(Kernel, call.rpartition(": ")[2])
+    """Whether a call is one of a kernel's methods, by what runs it or by a method that extends it, or of a device's."""
+    rooms, _, name = call.partition(": ")
+    if rooms in ("cuda -> families", "families -> cuda"):
+        return hasattr(HeldDevice, name)
+    return "verify" in rooms and hasattr(Kernel, name)
 
 
 def test_from_a_case_string_to_a_reports_record() -> None:
