@@ -1,9 +1,9 @@
 """The two walks of docs/internals/architecture.md, counted: no call climbs back to a room but through the protocol.
 
 A room is a folder or file directly below refmoe. A call *climbs* if it goes to a room on a higher floor than its
-caller's, and it *returns* if its room is further out on the stack already. There are two ways up. One is the protocol of
-a kernel: `run_case` asks the kernel that it was given, whoever's it is. The other is that of a device: host code launches
-on the device that it was given, which holds each launch against the family's count of its CTAs and threads.
+caller's, and it *returns* if its room is further out on the stack already. There are two ways up. One is the protocol
+of a kernel: `run_case` asks the kernel that it was given, whoever's it is. The other is that of a device: host code
+launches on the device that it was given, which holds each launch against the family's count of its CTAs and threads.
 
 Each walk is taken once before, with another seed. What is compiled then is kept: a compiler calls back whoever writes
 the code, and is no part of the walk.
