@@ -336,6 +336,7 @@ def _outcome(result: LaunchResult, text: str) -> dict[str, Any]:
         "models": dict(result.models),
         "schedules": result.schedules,
         "warnings": [_race(warning) for warning in result.warnings],
+        "left_undefined": [error.message for error in result.left_undefined],
     }
 
 
@@ -450,6 +451,8 @@ def _show(document: dict[str, Any]) -> None:
         typer.echo(f"  warning        {warning['warning']}: {warning['message']}")
         for said in warning["said"]:
             typer.echo(f"                 {said}")
+    for message in result["left_undefined"]:
+        typer.echo(f"  left undefined {message}")
     for output in document["outputs"]:
         shape = "x".join(map(str, output["shape"]))
         left = f", {output['unwritten']:,} elements never written" if output["unwritten"] else ""

@@ -35,13 +35,14 @@ if TYPE_CHECKING:
         WarpError,
     )
     from refmoe.ptx.exploration import Redundant, Walk, every_walk
-    from refmoe.ptx.launcher import LaunchResult, launch
+    from refmoe.ptx.launcher import launch
     from refmoe.ptx.module import Module
     from refmoe.ptx.observe.events import TraceEvent
     from refmoe.ptx.observe.kernel_profile import KernelProfile
     from refmoe.ptx.observe.profile import Profile
     from refmoe.ptx.observe.trace import Trace
     from refmoe.ptx.observe.watch import Watch, Write
+    from refmoe.ptx.result import LaunchResult
     from refmoe.ptx.running import run_ptx
     from refmoe.ptx.schedule import Schedule
     from refmoe.ptx.schedules import under_schedules
@@ -129,7 +130,8 @@ _HOMES = {
         "refmoe.ptx.errors",
     ),
     **dict.fromkeys(("Redundant", "Walk", "every_walk"), "refmoe.ptx.exploration"),
-    **dict.fromkeys(("LaunchResult", "launch"), "refmoe.ptx.launcher"),
+    "launch": "refmoe.ptx.launcher",
+    "LaunchResult": "refmoe.ptx.result",
     "Module": "refmoe.ptx.module",
     "TraceEvent": "refmoe.ptx.observe.events",
     "KernelProfile": "refmoe.ptx.observe.kernel_profile",

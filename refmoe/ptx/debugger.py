@@ -32,10 +32,11 @@ from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Checks, Lanes
 from refmoe.ptx.engine.machine import Launch, Machine
 from refmoe.ptx.errors import Index3
-from refmoe.ptx.launcher import LaunchResult, launch
+from refmoe.ptx.launcher import launch
 from refmoe.ptx.module import Module
 from refmoe.ptx.observe.trace import Trace
 from refmoe.ptx.observe.watch import Watch
+from refmoe.ptx.result import LaunchResult
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.spaces import OWN_BASE
 from refmoe.ptx.text.syntax import Instruction

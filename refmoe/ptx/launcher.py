@@ -6,8 +6,8 @@ import io
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 import numpy as np
@@ -48,6 +48,7 @@ from refmoe.ptx.observe.watch import Watch
 from refmoe.ptx.program.inline import ALLOCATING, FREEING
 from refmoe.ptx.repeats import Repeats
 from refmoe.ptx.residency import Residency, chip_of, fewest_multiprocessors, residency, run_blocks
+from refmoe.ptx.result import LaunchResult
 from refmoe.ptx.schedule import Schedule
 from refmoe.ptx.schedules import Attached, Ran, agree, asked, run_all, under
 from refmoe.ptx.state.memory import Arena, Region, padded
@@ -79,41 +80,6 @@ _CLUSTER_LIMIT = 16
 # What %envreg1 and %envreg2 point to in a cooperative launch, uint32: its size in bytes, and the barrier of the grid
 # (cooperative_groups, details/driver_abi.h, `grid_workspace`).
 _WORKSPACE = np.array([8, 0], np.uint32).view(np.uint8)
-
-
-@dataclass(frozen=True)
-class LaunchResult:
-    """What a launch that ended well did.
-
-    Attributes:
-        lane_instructions: instructions times the lanes that ran them (a lane whose guard is off counts).
-        instructions: vector instructions: each counts once for all lanes that ran it together.
-        approximate: (opcode, line) of approximate instructions whose results were not all provably exact.
-        contraction_possible: lines of FP add, sub and mul without a rounding suffix, which ptxas may fuse.
-        seconds: of execution, without compilation.
-        models: accumulation models that stand for the entry's tensor-core instructions, by name, and the weakest
-            evidence that any of them rests on (`refmoe.reference.mma.Evidence`).
-        warnings: accesses against the letter of PTX that are not known to go wrong, see `RaceError.warning`.
-        schedules: legal schedules under which it ran, with the same bytes under all. What is counted here is of the
-            first.
-        waited: whether some thread waited for the grid before this one (`griddepcontrol.wait`). It is known only for a
-            launch that may start before that grid has ended, and with the check of races. If no thread waited, this
-            grid may end before the other one does.
-        writes, reads: with `keep_accesses` and the check of races, the bytes of its buffers that it wrote, and those
-            that it read. Of a byte that it read and then wrote, the read may be left out.
-    """
-
-    lane_instructions: int
-    instructions: int
-    approximate: tuple[tuple[str, int], ...]
-    contraction_possible: tuple[int, ...]
-    seconds: float
-    models: Mapping[str, str] = field(default_factory=dict)
-    warnings: tuple[RaceError, ...] = ()
-    schedules: int = 1
-    waited: bool = False
-    writes: tuple[TouchedBytes, ...] = ()
-    reads: tuple[TouchedBytes, ...] = ()
 
 
 @dataclass
@@ -534,6 +500,7 @@ def _run(
         time.perf_counter() - start,
         dict(code.models),
         tuple(state.warnings.values()),
+        () if following is None else tuple(following.left),
         waited=previous is not None and previous.known,
         writes=touched[0],
         reads=touched[1],

@@ -15,10 +15,11 @@ from refmoe.ptx.device_memory import DeviceMemory
 from refmoe.ptx.engine.lanes import Checks
 from refmoe.ptx.engine.machine import Observer
 from refmoe.ptx.errors import ArgumentMismatch
-from refmoe.ptx.launcher import LaunchResult, launch
+from refmoe.ptx.launcher import launch
 from refmoe.ptx.module import Module
 from refmoe.ptx.observe.trace import Trace
 from refmoe.ptx.observe.watch import Watch
+from refmoe.ptx.result import LaunchResult
 from refmoe.ptx.schedule import Schedule
 
 # What every PTX module has at least one of.

@@ -61,6 +61,11 @@ def bodies(before: str, after: str) -> tuple[str, str]:
     return one, other
 
 
+def test_a_number_that_python_reads_in_another_way_is_no_proof() -> None:
+    assert same_kernel(*bodies("add.s32 %r3, %r1, 10", "add.u32 %r3, %r1, 10")) is not None
+    assert same_kernel(*bodies("add.s32 %r3, %r1, 010", "add.u32 %r3, %r1, 010")) is None
+
+
 SAME = [
     ("add.s32 %r2, %r1, 3; shl.b32 %r3, %r2, 1", "shl.b32 %r2, %r1, 1; add.s32 %r3, %r2, 6"),
     ("sub.s32 %r2, %r1, %r7; add.s32 %r3, %r2, %r7", "mov.u32 %r3, %r1"),

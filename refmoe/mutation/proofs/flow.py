@@ -134,10 +134,11 @@ class Paths:
         results: tuple[str, ...] = ()
         if self.program.destinations(each) and not operands[0].startswith("["):
             first = [part.strip() for part in re.split(r"[{}|,]", operands[0]) if part.strip()]
-            if all(part == "_" or self.program.registers(part) == [part] for part in first):
-                results = tuple("" if part == "_" else part for part in first)
-                # What a product adds to is its first operand, too.
-                operands = operands if each.opcode.startswith("wgmma.mma") else operands[1:]
+            if not all(part == "_" or self.program.registers(part) == [part] for part in first):
+                raise NoProof(f"what {operands[0]} of {each.opcode} is")
+            results = tuple("" if part == "_" else part for part in first)
+            # What a product adds to is its first operand, too.
+            operands = operands if each.opcode.startswith("wgmma.mma") else operands[1:]
         return GuardedStep(_HINT.sub("", each.opcode), results, tuple(operands), guards)
 
     def _reachable(self) -> None:
@@ -434,14 +435,14 @@ class SideBySide:
             node = registers.get(operand)
             return self._nothing(side, operand) if node is None else node
         if _INTEGER.match(operand):
-            return self.nodes.integer(int(operand.rstrip("U"), 0), _literal_bits(step, operand))
+            return self.nodes.integer(_number(operand), _literal_bits(step, operand))
         if (match := _FLOAT.match(operand)) is not None:
             return self.nodes.integer(int(match[1], 16), 4 * len(match[1]))
         if _STEADY.match(operand) or operand in _STEADY_MORE:
             return self.nodes.of(("atom", "steady", operand), 32)
         if (match := _ADDRESS.match(operand)) is not None:
             base = self._operand(side, registers, step, match[1])
-            offset = int(match[2], 0) if match[2] else 0
+            offset = _number(match[2]) if match[2] else 0
             bits = self.nodes.widths[base]
             # An address is a sum like others.
             return self.nodes.total(bits, offset, [(base, 1)])
@@ -450,6 +451,18 @@ class SideBySide:
         if operand.startswith("%"):
             return self.nodes.of(("atom", "changing", side, operand, len(self.nodes.shapes)), 32)
         return self.nodes.of(("atom", "name", operand), 64)
+
+
+def _number(literal: str) -> int:
+    """The value of an integer of PTX.
+
+    Raises:
+        NoProof: it is one that Python reads in another way, such as an octal one.
+    """
+    try:
+        return int(literal.rstrip("U"), 0)
+    except ValueError:
+        raise NoProof(f"what {literal} is") from None
 
 
 def _literal_bits(step: GuardedStep, operand: str) -> int:

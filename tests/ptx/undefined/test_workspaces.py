@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from support.ptx_kernel import text
+from support.ptx_kernel import line_of, text
+from typer.testing import CliRunner
 
 from refmoe import ptx
+from refmoe.cli import app
 
 # A pair of 8 bytes of which one half is set under a condition, as a struct with padding is stored.
 STORED = "setp.eq.u32 %p1, %r1, 99; @%p1 mov.u32 %r5, 1; st.global.v2.u32 [%d2], {%r1, %r5};"
@@ -20,9 +24,9 @@ def module(body: str) -> ptx.Module:
     return ptx.Module.parse(text(body), name="pairs.ptx")
 
 
-def launch(body: str, *buffers: object, **options: object) -> None:
+def launch(body: str, *buffers: object, **options: object) -> ptx.LaunchResult:
     made = module(body)
-    ptx.launch(made, made.entries[0], (1, 1, 1), (32, 1, 1), [*buffers, 0], **options)  # type: ignore[arg-type]
+    return ptx.launch(made, made.entries[0], (1, 1, 1), (32, 1, 1), [*buffers, 0], **options)  # type: ignore[arg-type]
 
 
 def test_a_result_with_an_undefined_half_is_refused() -> None:
@@ -33,13 +37,32 @@ def test_a_result_with_an_undefined_half_is_refused() -> None:
 def test_a_workspace_keeps_it_and_a_later_launch_may_read_the_other_half() -> None:
     known = np.zeros(64, bool)
     pairs = ptx.Buffer(np.zeros(64, np.uint32), "pairs", known, workspace=True)
-    launch(PAIR, pairs, np.zeros(32, np.uint32))
+    (left,) = launch(PAIR, pairs, np.zeros(32, np.uint32)).left_undefined
+    assert isinstance(left, ptx.UndefinedError)
+    assert "reaches an output byte (byte 4 of pairs)" in left.message
+    assert (left.register, left.line) == ("%r5", line_of(PAIR, "st.global.v2.u32"))
     assert known.tolist() == [True, False] * 32
     out = np.zeros(32, np.uint32)
     launch(FIRST, out, pairs)
     assert out.tolist() == list(range(32))
     with pytest.raises(ptx.MemoryFault, match="uninitialised"):
         launch(SECOND, out, pairs)
+
+
+def test_strict_checks_leave_nothing_undefined() -> None:
+    pairs = ptx.Buffer(np.zeros(64, np.uint32), "pairs", workspace=True)
+    with pytest.raises(ptx.UndefinedError, match=r"byte 4 of pairs"):
+        launch(PAIR, pairs, np.zeros(32, np.uint32), checks=ptx.Checks(strict=True))
+
+
+def test_the_command_line_prints_what_a_scratch_is_left_with(tmp_path: Path) -> None:
+    (tmp_path / "k.ptx").write_text(text(PAIR))
+    command = ["run", str(tmp_path / "k.ptx"), "--block", "32", "--args", "scratch:u32:64 scratch:u32:32 u32:0"]
+    said = CliRunner().invoke(app, command)
+    assert said.exit_code == 0, said.output
+    assert "left undefined an undefined value (bits 0xFF) reaches an output byte" in " ".join(said.output.split())
+    strict = CliRunner().invoke(app, [*command, "--strict"])
+    assert strict.exit_code == 1
 
 
 def test_an_allocation_is_a_workspace_and_one_that_was_written_before_too() -> None:

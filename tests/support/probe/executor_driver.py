@@ -14,6 +14,7 @@ from refmoe import ptx
 
 class Status(enum.IntEnum):
     CUDA_SUCCESS = 0
+    CUDA_ERROR_NO_DEVICE = 100
     CUDA_ERROR_INVALID_PTX = 218
     CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222
     CUDA_ERROR_LAUNCH_FAILED = 719
@@ -23,7 +24,7 @@ class ExecutorDriver:
     """A driver with one GPU. `spoil(launch, array)` may change what a launch wrote, to pose as another chip."""
 
     CUresult = Status
-    CUdevice_attribute = SimpleNamespace(
+    CUdevice_attribute: Any = SimpleNamespace(
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=0, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=1
     )
 
@@ -41,7 +42,7 @@ class ExecutorDriver:
     def cuDeviceGet(self, ordinal: int) -> tuple[Any, ...]:
         return Status.CUDA_SUCCESS, ordinal
 
-    def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[Any, ...]:
+    def cuDeviceGetAttribute(self, attribute: Any, device: int) -> tuple[Any, ...]:
         return Status.CUDA_SUCCESS, self.capability[attribute]
 
     def cuDeviceGetName(self, length: int, device: int) -> tuple[Any, ...]:
@@ -64,6 +65,7 @@ class ExecutorDriver:
         return Status.CUDA_SUCCESS, (module, name.decode())
 
     def cuMemAlloc(self, size: int) -> tuple[Any, ...]:
+        assert size > 0, "the driver gives no empty memory"
         array = np.zeros(size, np.uint8)
         self.memory[array.ctypes.data] = array
         return Status.CUDA_SUCCESS, array.ctypes.data

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import enum
 from typing import Any
 
-import numpy as np
 from cuda.bindings import driver as bindings
+from support.probe.executor_driver import ExecutorDriver, Status
 
 from refmoe import ptx
 
-
-class Status(enum.IntEnum):
-    CUDA_SUCCESS = 0
-    CUDA_ERROR_NO_DEVICE = 100
-    CUDA_ERROR_INVALID_PTX = 218
-    CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222
-    CUDA_ERROR_LAUNCH_FAILED = 719
+__all__ = ["KernelDriver", "Status"]
 
 
-class KernelDriver:
+class KernelDriver(ExecutorDriver):
     """A driver with one GPU, whose structures are cuda-bindings's own.
 
     Args:
@@ -29,7 +22,6 @@ class KernelDriver:
         init: what `cuInit` answers.
     """
 
-    CUresult = Status
     CUdevice_attribute = bindings.CUdevice_attribute
     CUfunction_attribute = bindings.CUfunction_attribute
     CUlaunchConfig = bindings.CUlaunchConfig
@@ -39,19 +31,13 @@ class KernelDriver:
     def __init__(
         self, capability: tuple[int, int] = (12, 0), version: int = 13000, init: Status = Status.CUDA_SUCCESS
     ) -> None:
-        self.capability, self.version, self.init = capability, version, init
-        self.memory: dict[int, np.ndarray] = {}
+        super().__init__(capability, "NVIDIA Toy")
+        self.version, self.init = version, init
         self.loaded: list[str] = []
         self.shared: list[int] = []
 
     def cuInit(self, flags: int) -> tuple[Any, ...]:
         return (self.init,)
-
-    def cuDeviceGetCount(self) -> tuple[Any, ...]:
-        return Status.CUDA_SUCCESS, 1
-
-    def cuDeviceGet(self, ordinal: int) -> tuple[Any, ...]:
-        return Status.CUDA_SUCCESS, ordinal
 
     def cuDeviceGetAttribute(self, attribute: Any, device: int) -> tuple[Any, ...]:
         names = bindings.CUdevice_attribute
@@ -62,17 +48,8 @@ class KernelDriver:
         }
         return Status.CUDA_SUCCESS, found[attribute]
 
-    def cuDeviceGetName(self, length: int, device: int) -> tuple[Any, ...]:
-        return Status.CUDA_SUCCESS, b"NVIDIA Toy".ljust(length, b"\0")
-
     def cuDriverGetVersion(self) -> tuple[Any, ...]:
         return Status.CUDA_SUCCESS, self.version
-
-    def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Any, ...]:
-        return Status.CUDA_SUCCESS, "context"
-
-    def cuCtxSetCurrent(self, context: str) -> tuple[Any, ...]:
-        return (Status.CUDA_SUCCESS,)
 
     def cuModuleLoadData(self, image: bytes) -> tuple[Any, ...]:
         assert image.endswith(b"\0"), "the driver reads PTX up to a zero byte"
@@ -84,33 +61,12 @@ class KernelDriver:
         self.loaded.append(text)
         return Status.CUDA_SUCCESS, ptx.Module.parse(text)
 
-    def cuModuleGetFunction(self, module: Any, name: bytes) -> tuple[Any, ...]:
-        return Status.CUDA_SUCCESS, (module, name.decode())
-
     def cuFuncSetAttribute(self, function: Any, attribute: Any, value: int) -> tuple[Any, ...]:
         self.shared.append(value)
         return (Status.CUDA_SUCCESS,)
 
-    def cuMemAlloc(self, size: int) -> tuple[Any, ...]:
-        assert size > 0, "the driver gives no empty memory"
-        array = np.zeros(size, np.uint8)
-        self.memory[array.ctypes.data] = array
-        return Status.CUDA_SUCCESS, array.ctypes.data
-
-    def cuMemFree(self, place: int) -> tuple[Any, ...]:
-        del self.memory[int(place)]
-        return (Status.CUDA_SUCCESS,)
-
     def cuMemsetD8(self, place: int, value: int, size: int) -> tuple[Any, ...]:
         self.memory[int(place)][:size] = value
-        return (Status.CUDA_SUCCESS,)
-
-    def cuMemcpyHtoD(self, place: int, source: int, size: int) -> tuple[Any, ...]:
-        self.memory[int(place)][:size] = np.frombuffer(ctypes.string_at(source, size), np.uint8)
-        return (Status.CUDA_SUCCESS,)
-
-    def cuMemcpyDtoH(self, target: int, place: int, size: int) -> tuple[Any, ...]:
-        ctypes.memmove(target, int(place), size)
         return (Status.CUDA_SUCCESS,)
 
     def cuLaunchKernelEx(self, config: Any, function: Any, arguments: Any, extra: int) -> tuple[Any, ...]:
@@ -133,9 +89,3 @@ class KernelDriver:
         except ptx.PtxError:
             return (Status.CUDA_ERROR_LAUNCH_FAILED,)
         return (Status.CUDA_SUCCESS,)
-
-    def cuCtxSynchronize(self) -> tuple[Any, ...]:
-        return (Status.CUDA_SUCCESS,)
-
-    def cuGetErrorString(self, status: Status) -> tuple[Any, ...]:
-        return Status.CUDA_SUCCESS, status.name.encode()

@@ -29,7 +29,7 @@ from refmoe.ptx.engine.undefined.findings import Use, finding
 from refmoe.ptx.engine.undefined.origins import Origins, Raced, Uninitialised
 from refmoe.ptx.engine.undefined.rules import everything
 from refmoe.ptx.engine.undefined.shades import Shade
-from refmoe.ptx.errors import RaceError
+from refmoe.ptx.errors import LaneError, RaceError
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.program.registers import results_and_uses
 from refmoe.ptx.program.unwritten import instructions_of, uses_of
@@ -52,6 +52,7 @@ class Following:
         touched: global memory into which undefined values were stored.
         machine: some lanes of the launch, who can name a thread.
         racing: the reads that race, or None where none are followed.
+        left: undefined values that the launch left in workspaces, as the error that each is in a result.
         blocks: what is to be known of the blocks of the code that were followed, and whether undefined values are known
             to begin in them, by place.
     """
@@ -62,6 +63,7 @@ class Following:
     touched: list[Region] = field(default_factory=list)
     machine: Lanes | None = None
     racing: RacingReads | None = None
+    left: list[LaneError] = field(default_factory=list)
     blocks: dict[int, tuple[FollowedBlock, bool]] = field(default_factory=dict)
 
     def block(self, place: int, code: Code) -> tuple[FollowedBlock, bool]:
@@ -77,20 +79,25 @@ class Following:
 
         Args:
             outputs: the memory that lives on, and whether it is a workspace: no byte of that is a result. An undefined
-                one there counts as a byte that nobody wrote, so that the launch that reads it is told.
+                one there is told in `left`, and counts as a byte that nobody wrote, so that its reader is refused.
 
         Raises:
             UndefinedError: a byte of a result is undefined.
             MemoryFault: likewise, and it came from bytes that nobody wrote.
             RaceError: likewise, and it came from a read that races.
         """
-        workspaces = []
+        workspaces, told = [], set[tuple[str, tuple[int, str]]]()
         for region, workspace in outputs:
             if workspace:
                 workspaces.append(region)
             for byte, bits, origin in memory.each_left(region):
-                if not (workspace and self._may_be_left(origin)):
-                    self.refuse(Use("an output byte", bits, origin, None, 0, region.name, byte))
+                used = Use("an output byte", bits, origin, None, 0, region.name, byte)
+                assert self.machine is not None
+                if not workspace or self.machine.checks.strict or not self._may_be_left(origin):
+                    self.refuse(used)
+                elif (cause := (region.name, self.origins.cause(origin))) not in told:
+                    told.add(cause)
+                    self.left.append(finding(self.machine, self.origins, used))
         for region in self.touched:
             memory.forget(region, stays_open=region in workspaces)
 

@@ -133,6 +133,20 @@ class Origins:
         (event, threads), place = self._events[at], number - self._firsts[at]
         return Origin(event, place, place if threads is None else int(threads[place]))
 
+    def cause(self, number: int) -> tuple[int, str]:
+        """What values have in common that are one finding: lines of the store, and of what made them or a register."""
+        stored, made = self.find(number).event, self.root(number).event
+        line = stored.instruction.line if isinstance(stored, Stored) else 0
+        match made:
+            case Unwritten():
+                return line, made.register
+            case Uninitialised():
+                return line, str(made.access.instruction.line)
+            case Raced():
+                return line, made.region
+            case _:
+                return line, str(made.instruction.line)
+
     def root(self, number: int) -> Origin:
         """Where a value that may have gone through memory came from at first."""
         found = self.find(number)
