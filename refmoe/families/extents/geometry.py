@@ -220,7 +220,8 @@ def check_launch(plan: LaunchPlan, multiprocessors: int) -> None:
         raise RefmoeError(
             f"{entry} may{'' if plan.programmatic else ' not'} start before the launch in front has ended"
         )
-    names = [str(each.name) for each in plan.arguments if each is not None and hasattr(each, "name")]
+    # A tensor of torch's says None.
+    names = [name for each in plan.arguments if isinstance(name := getattr(each, "name", None), str)]
     for due, name in zip(_HALVES, names[-2:] if plan.kernel.source in _Q8_1 else (), strict=False):
         if name.rpartition("_")[2] != due:
             raise RefmoeError(f"{entry} writes its {due} into a buffer that is called {name}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from refmoe import ptx
 from refmoe.catalog import parse_case
 from refmoe.cuda import block_fp8, deepseek_gemm, dp4a, finalize, launch, nvfp4_gemm, q8_1, routing
 from refmoe.cuda.launch import Entry, LaunchPlan
@@ -124,6 +127,34 @@ def test_a_case_fails_by_a_launch_of_another_size(monkeypatch: pytest.MonkeyPatc
     result = run_case(kernel, case)
     assert result.verdict is Verdict.ERROR
     assert "CTAs; it has to be" in str(result.reason)
+
+
+def as_tensor(argument: Any) -> Any:
+    """What the cuda device would give in place of a buffer of the executor's: torch's tensors have no name."""
+    return torch.from_numpy(np.array(argument.array.view(np.uint8))) if isinstance(argument, ptx.Buffer) else argument
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_launches_of_a_gpu_whose_buffers_have_no_names_are_held_as_well(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = []
+
+    def check(plan: LaunchPlan, multiprocessors: int) -> None:
+        check_launch(replace(plan, arguments=tuple(map(as_tensor, plan.arguments))), multiprocessors)
+        with pytest.raises(RefmoeError, match="threads"):
+            check_launch(replace(plan, block=plan.block + 32), multiprocessors)
+        held.append(plan)
+
+    monkeypatch.setattr(geometry, "check_launch", check)
+    kernel = Kernel(FAMILIES[family], Devices())
+    case = next(
+        case
+        for case in FAMILIES[family].level("default")
+        if case.shape.m and max(astuple(case.shape)) <= 512 and kernel.missing(case, kernel.place(case)) is None
+    )
+    assert run_case(kernel, case).verdict is Verdict.PASS
+    assert held
 
 
 def test_threads_and_memory_of_deepseek_gemm_follow_from_its_tile() -> None:
