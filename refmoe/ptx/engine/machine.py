@@ -443,7 +443,6 @@ class Machine(Runner):
 
     def perform(self, place: int, mask: Array) -> None:
         """See `Runner.perform`."""
-        self._tick()
         self.launch.steps += 1
         self._run_block(place, Frame(self, mask, int(np.count_nonzero(mask)), True))
 

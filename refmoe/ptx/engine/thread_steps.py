@@ -4,12 +4,16 @@ Between any two steps by which threads communicate another thread may come, be i
 other thread can tell (arithmetic, plain accesses, whose races are found in whatever order they come) are taken at once.
 
 A thread that polls in vain waits until somebody has written what it polls: another look would see the same.
+
+A load that was put off may pass fences and releases of its thread, see `refmoe.ptx.program.late`. Then it is as if it
+had happened before these: it keeps the step in which its thread came to it. Until it happens, no other thread takes a
+step by which it may learn of those. Nor does the load read what a fence that it passed would have told its thread.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +24,8 @@ from refmoe.ptx.engine.native_state import places_of
 from refmoe.ptx.exploration import Footprint, Move
 from refmoe.ptx.native.context import Place
 from refmoe.ptx.program.blocks import communicates
+from refmoe.ptx.program.late import acquiring_scope
+from refmoe.ptx.state.records import CTA
 from refmoe.ptx.state.spaces import RANK_SHIFT
 from refmoe.ptx.text.memory_ops import memory_opcode
 from refmoe.ptx.text.syntax import Address, Instruction, Register, Symbol
@@ -67,6 +73,9 @@ class _Step:
         turn: in which the thread comes there.
         move: what names it, and what it touches.
         late: whether it was put off.
+        clock: the launch's step in which it was put off.
+        passes: whether the thread has passed a fence or a release since then.
+        acquired: the widest scope of those that acquire, see `refmoe.ptx.state.records`; 0 if none does.
     """
 
     lane: int
@@ -74,6 +83,9 @@ class _Step:
     turn: int
     move: Move
     late: bool = False
+    clock: int = 0
+    passes: bool = False
+    acquired: int = 0
 
 
 class Runner(Lanes):
@@ -81,7 +93,7 @@ class Runner(Lanes):
 
     @abstractmethod
     def perform(self, place: int, mask: Array) -> None:
-        """Lanes run the instructions of a block, wherever they are."""
+        """Lanes run the instructions of a block, wherever they are, in the step of the launch that is now."""
 
 
 def _overlap(one: Footprint, other: Footprint) -> bool:
@@ -144,7 +156,7 @@ class Steps:
                 mask = self._mask(step.lane)
                 if step.late:
                     self._late[step.lane].remove(step)
-                    self._machine.perform(step.place, mask)
+                    self._happen(step, mask)
                 elif step.place in self._windows.worth and self._choices.below(2):
                     self._put_off(step, mask)
                 else:
@@ -173,6 +185,7 @@ class Steps:
         if late_lanes:
             ready = [step for mine in self._late.values() for step in self._first(mine)]
             steps = [step for step in steps if step.lane not in late_lanes or self._may_pass(step)]
+            steps = [step for step in steps if not self._is_kept_back(step)]
         ready += [step for step in steps if step.lane not in self._polling] if self._polling else steps
         self.open = not ready
         if self.open:
@@ -184,6 +197,7 @@ class Steps:
         if not step.late:
             del self._ahead[step.lane]
             self._last[step.lane] = step
+            self._cross(step)
         if step.move.footprint.writes:
             touched = step.move.footprint
             self._polling = {lane: seen for lane, seen in self._polling.items() if not seen.depends(touched)}
@@ -193,10 +207,56 @@ class Steps:
 
     def _put_off(self, step: _Step, mask: Array) -> None:
         """A thread goes on without its access."""
+        machine = self._machine
+        machine.tick(machine.launch.clock + 1)
         move = Move(("late", step.lane, step.place), step.move.footprint)
-        self._late.setdefault(step.lane, []).append(_Step(step.lane, step.place, step.turn, move, late=True))
+        late = _Step(step.lane, step.place, step.turn, move, late=True, clock=machine.launch.clock)
+        self._late.setdefault(step.lane, []).append(late)
         (target,) = self._code.program.blocks[step.place].terminator.targets
         self._queues.arrive(target, step.turn, mask)
+
+    def _happen(self, late: _Step, mask: Array) -> None:
+        """A thread makes an access that it has put off."""
+        machine = self._machine
+        machine.tick(machine.launch.clock + 1)
+        if not late.passes:
+            machine.perform(late.place, mask)
+            return
+        now, machine.strong.passing = machine.launch.clock, late.acquired
+        machine.tick(late.clock)
+        try:
+            machine.perform(late.place, mask)
+        finally:
+            machine.strong.passing = 0
+            machine.tick(now)
+
+    def _cross(self, step: _Step) -> None:
+        """A thread takes a step: what it has put off passes it."""
+        late, acquires = self._late.get(step.lane), self._acquires(step)
+        if late:
+            self._late[step.lane] = [
+                replace(each, passes=True, acquired=max(each.acquired, acquires))
+                if step.place in self._windows.wider(each.place).crossings
+                else each
+                for each in late
+            ]
+
+    def _acquires(self, step: _Step) -> int:
+        """The scope in which a step may acquire something; 0 if it does not."""
+        instruction = self._speaking(step.place)
+        return 0 if instruction is None else acquiring_scope(instruction)
+
+    def _is_kept_back(self, step: _Step) -> bool:
+        """Whether a step might tell its thread of a fence or a release of another one that a load has passed."""
+        scope, machine = self._acquires(step), self._machine
+        passing = [lane for lane, mine in self._late.items() if lane != step.lane and any(each.passes for each in mine)]
+        if not scope or not passing:
+            return False
+        instruction = self._speaking(step.place)
+        if instruction is not None and _is_own(instruction) and machine.strong.learns_nothing(step.lane, scope):
+            return False
+        cta = machine.lane_cta[step.lane]
+        return scope > CTA or any(machine.lane_cta[lane] == cta for lane in passing)
 
     def _hold(self) -> None:
         """Threads stay where they would run past the window of what they have put off; others come back."""
@@ -220,7 +280,11 @@ class Steps:
         if not late:
             return True
         ahead = self._natively(place)
-        return all(ahead <= self._windows.window(step.place) for step in late)
+        return all(ahead <= self._within(step) for step in late)
+
+    def _within(self, late: _Step) -> frozenset[int]:
+        """The places that a thread may run before what it has put off."""
+        return self._windows.wider(late.place).behind if late.passes else self._windows.window(late.place)
 
     def _natively(self, place: int) -> frozenset[int]:
         """The places that a thread may run from a place on, before Python does a block."""
@@ -250,8 +314,20 @@ class Steps:
     def _may_pass(self, step: _Step) -> bool:
         """Whether a thread may take a step before what it has put off."""
         return all(
-            step.place in self._windows.window(late.place) and not _overlap(step.move.footprint, late.move.footprint)
+            (step.place in self._within(late) or self._may_cross(step, late))
+            and not _overlap(step.move.footprint, late.move.footprint)
             for late in self._late.get(step.lane, ())
+        )
+
+    def _may_cross(self, step: _Step, late: _Step) -> bool:
+        """Whether what a thread has put off may pass a fence or a release, which then tell nobody anything."""
+        machine, touched = self._machine, late.move.footprint
+        return (
+            step.place in self._windows.wider(late.place).crossings
+            and touched.space == "global"
+            and machine.ctas == machine.launch.grid.count
+            and machine.strong is not None
+            and machine.strong.may_pass(step.lane, self._acquires(step), range(touched.begin, touched.end))
         )
 
     def _come(self, lane: int, place: int, turn: int) -> None:
@@ -272,7 +348,7 @@ class Steps:
         """All lanes are where they would be without this."""
         for late in self._late.values():
             for step in late:
-                self._machine.perform(step.place, self._mask(step.lane))
+                self._happen(step, self._mask(step.lane))
         for step in (*self._ahead.values(), *self._held.values()):
             self._queues.arrive(step.place, step.turn, self._mask(step.lane))
         for lanes in (self._late, self._ahead, self._held):
@@ -298,8 +374,8 @@ class Steps:
         guard = instruction.guard
         if guard is not None and guard.name in self._code.homes:
             told = self._machine.home(guard.name).reshape(-1).astype(bool) ^ instruction.negated
-        if _is_own(instruction):
-            # But it does not pass what its thread has put off.
+        if _is_own(instruction) and not any(each.passes for mine in self._late.values() for each in mine):
+            # But it does not pass what its thread has put off by itself, nor come while another one has passed it.
             told &= np.isin(np.arange(told.size), [lane for lane, mine in self._late.items() if mine])
         return told
 

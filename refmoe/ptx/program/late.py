@@ -7,18 +7,21 @@ of two threads that each read what the other writes after its own read, both may
 A relaxed access may be put off as long as its thread does nothing that one of these orders behind it: its *window*. In
 there its thread neither uses nor overwrites the registers of the access, and its other accesses are of other bytes.
 
-A window is over at every fence and every acquire or release, although the axioms of PTX let an access pass a fence that
-synchronises with nobody. Then what such an access reads could order accesses that were done long ago, as no engine does
-that goes forward; nor does any chip.
+A fence or a release orders nothing by itself: the axioms of PTX let an access pass one that synchronises with nobody.
+So a load has a wider window behind those that it passes. As long as it is open no other thread may learn what its
+thread passes on, and the load may not read what another thread has released, see `refmoe.ptx.engine.thread_steps`. What
+the axioms allow beyond that is not shown: a fence that synchronises with one thread, and is passed for another one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from refmoe.ptx.program.blocks import Block, Program, communicates
 from refmoe.ptx.program.registers import operands_of
+from refmoe.ptx.state.records import GRID, STRENGTHS
 from refmoe.ptx.text.memory_ops import MemoryOpcode, memory_opcode
 from refmoe.ptx.text.syntax import Address, Instruction
 
@@ -28,6 +31,19 @@ _COMPUTES = frozenset((
     "selp", "and", "or", "xor", "not", "cnot", "shl", "shr", "shf", "cvt", "cvta", "prmt", "bfe", "bfi", "lop3", "bra",
 ))  # fmt: skip
 _RELAXED = ("relaxed", "volatile")
+
+
+@dataclass(frozen=True)
+class Wider:
+    """How far a load may be put off that passes fences and releases of its own thread.
+
+    Attributes:
+        crossings: the places of those.
+        behind: the places that the thread may run behind one of them.
+    """
+
+    crossings: frozenset[int] = frozenset()
+    behind: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -43,7 +59,7 @@ class Windows:
 
     def __init__(self, program: Program) -> None:
         self._blocks = program.blocks
-        self._made: dict[int, frozenset[int]] = {}
+        self._made: dict[int, tuple[frozenset[int], Wider]] = {}
         self._uses: dict[int, _Use] = {}
 
     @cached_property
@@ -53,9 +69,16 @@ class Windows:
         return frozenset(
             place
             for place in places
-            if self.access(place) is not None
-            and any((held := self.access(other)) is not None and held.stem != "ld" for other in self.window(place))
+            if self.access(place) is not None and any(self._is_strong_write(other) for other in self._all_within(place))
         )
+
+    def _all_within(self, place: int) -> frozenset[int]:
+        wider = self.wider(place)
+        return self.window(place) | wider.crossings | wider.behind
+
+    def _is_strong_write(self, place: int) -> bool:
+        opcodes = map(memory_opcode, (each.opcode for each in self._blocks[place].instructions))
+        return any(opcode is not None and opcode.strong and opcode.stem != "ld" for opcode in opcodes)
 
     def access(self, place: int) -> MemoryOpcode | None:
         """The relaxed access that alone is the block at a place; None if something else is there."""
@@ -66,17 +89,32 @@ class Windows:
 
     def window(self, place: int) -> frozenset[int]:
         """The places that the thread of an access at `place` may run before that happens."""
+        return self._found(place)[0]
+
+    def wider(self, place: int) -> Wider:
+        """How far the thread of an access at `place` may go if that passes fences and releases."""
+        return self._found(place)[1]
+
+    def _found(self, place: int) -> tuple[frozenset[int], Wider]:
         if place not in self._made:
             blocks = self._blocks
             (access,) = blocks[place].instructions
-            found: set[int] = set()
-            ahead = list(blocks[place].terminator.targets)
+            loads = access.opcode.startswith("ld.")
+            within, crossings, behind = set[int](), set[int](), set[int]()
+            ahead = [(target, within) for target in blocks[place].terminator.targets]
             while ahead:
-                here = ahead.pop()
-                if here not in found and here != place and self._passes(access, here):
+                here, found = ahead.pop()
+                if here in found or here == place:
+                    continue
+                if self._passes(access, here, _is_apart):
                     found.add(here)
-                    ahead += blocks[here].terminator.targets
-            self._made[place] = frozenset(found)
+                elif loads and here not in crossings and self._passes(access, here, _is_crossed):
+                    crossings.add(here)
+                    found = behind
+                else:
+                    continue
+                ahead += [(target, found) for target in blocks[here].terminator.targets]
+            self._made[place] = frozenset(within), Wider(frozenset(crossings), frozenset(behind))
         return self._made[place]
 
     def _use(self, place: int) -> _Use:
@@ -90,7 +128,7 @@ class Windows:
             )
         return self._uses[place]
 
-    def _passes(self, access: Instruction, place: int) -> bool:
+    def _passes(self, access: Instruction, place: int, is_apart: _Apart) -> bool:
         """Whether a thread may run the block at a place before its access."""
         block, use = self._blocks[place], self._use(place)
         if block.terminator.kind not in ("jump", "branch") or block.gathers or block.waits:
@@ -99,7 +137,7 @@ class Windows:
         results, sources = ({register.name for register in each} for each in (written, read))
         if results & (use.written | use.read) or sources & use.written:
             return False
-        return all(_is_apart(access, each, block) for each in block.instructions)
+        return all(is_apart(access, each, block) for each in block.instructions)
 
 
 def _relaxed(instruction: Instruction) -> MemoryOpcode | None:
@@ -108,6 +146,32 @@ def _relaxed(instruction: Instruction) -> MemoryOpcode | None:
         return None
     relaxed = opcode.semantics in _RELAXED or (opcode.stem in ("atom", "red") and opcode.semantics == "")
     return opcode if relaxed else None
+
+
+# Whether an instruction, of a block, may come before an access of the same thread.
+_Apart = Callable[[Instruction, Instruction, Block], bool]
+
+
+def is_passed(instruction: Instruction) -> bool:
+    """Whether it is a fence, or a write that releases, which a load may pass: it orders nothing by itself."""
+    stem, *parts = instruction.opcode.split(".")
+    if stem == "fence":
+        return len(parts) == 2 and parts[0] in ("acq_rel", "acquire", "release")
+    opcode = memory_opcode(instruction.opcode)
+    return opcode is not None and opcode.stem in ("st", "red") and opcode.semantics == "release"
+
+
+def acquiring_scope(instruction: Instruction) -> int:
+    """The scope, see `refmoe.ptx.state.records`, in which its thread may learn something by it; 0 if in none."""
+    _, *parts = instruction.opcode.split(".")
+    if _relaxed(instruction) is not None or "release" in parts:
+        return 0
+    return next((STRENGTHS[part] for part in parts if part in STRENGTHS), GRID)
+
+
+def _is_crossed(access: Instruction, other: Instruction, block: Block) -> bool:
+    """`_is_apart`, but for a fence or a release that a load passes."""
+    return is_passed(other) if communicates(other) else _is_apart(access, other, block)
 
 
 def _is_apart(access: Instruction, other: Instruction, block: Block) -> bool:

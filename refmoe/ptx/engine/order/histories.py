@@ -98,11 +98,17 @@ class History:
     def _place(self, write: RecordedWrite) -> int:
         return next(number for number, each in enumerate(self.writes) if each is write)
 
-    def read(self, lane: int, record: int, knows: Knows, choices: Choosing) -> RecordedWrite:
-        """The write that a lane's read takes."""
+    def read(
+        self, lane: int, record: int, knows: Knows, choices: Choosing,
+        admits: Callable[[RecordedWrite], bool] | None = None,
+    ) -> RecordedWrite:  # fmt: skip
+        """The write that a lane's read takes; where `admits` is given one of those, or the oldest one if it is none."""
         oldest, newest = self._oldest(knows), len(self.writes) - 1
         place = newest
-        if oldest < newest and self._stale.get(lane, 0) < _STALE:
+        if admits is not None:
+            places = [place for place in range(oldest, newest + 1) if admits(self.writes[place])] or [oldest]
+            place = places[choices.below(len(places)) if len(places) > 1 else 0]
+        elif oldest < newest and self._stale.get(lane, 0) < _STALE:
             place = oldest + choices.below(newest - oldest + 1)
         self._stale[lane] = self._stale.get(lane, 0) + 1 if place < newest else 0
         chosen = self.writes[place]

@@ -17,7 +17,8 @@ would be a false alarm: a third thread that reads the one and then the other kno
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -95,6 +96,9 @@ class Strong:
         first_cta: number of the first of them in the grid.
         blocks: CTAs of a cluster.
         choices: what decides which of several writes a read takes; None for the last one.
+
+    Attributes:
+        passing: the widest scope of the fences behind which the load that happens was put off; 0 for another access.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class Strong:
     ) -> None:
         self._clocks, self._order, self.choices = clocks, order, choices
         self._lanes_of_cta, self._blocks = warps * LANES, blocks
+        self.passing = 0
         self.restart(first_cta)
 
     def restart(self, first_cta: int) -> None:
@@ -348,7 +353,8 @@ class Strong:
         assert self.choices is not None
         key = self.key(region, index)
         history = self._history(access, region, key, index, _common(elements))
-        chosen = history.read(lane, self._own(access, lane), self._knows_in_order(lane), self.choices)
+        admits = partial(self._tells_nothing, self._cta(lane), self.passing) if self.passing else None
+        chosen = history.read(lane, self._own(access, lane), self._knows_in_order(lane), self.choices, admits)
         if chosen is history.last:
             places = np.arange(index, index + access.width, access.unit)
             self.read(access, region, places, np.full(len(places), lane), np.array(elements), alive)
@@ -362,6 +368,32 @@ class Strong:
             if location is not None and self._is_observed(access, location, self._cta(lane)):
                 self._learn(access, key, location.releases, [lane], alive)
         return chosen.value
+
+    def learns_nothing(self, lane: int, strength: int) -> bool:
+        """Whether a lane would acquire nothing by a fence of some scope now."""
+        pending = (*self._pending.get(lane, {}).values(), *self._signals.get(lane, {}).values())
+        return not any(self._usable(each, self._cta(lane), strength) for each in pending)
+
+    def may_pass(self, lane: int, strength: int, addresses: Iterable[int]) -> bool:
+        """Whether a lane may go on past a fence of some scope before it reads from global memory at some addresses.
+
+        It may if the fence acquires nothing, and would acquire nothing by what is there to be read. A release does not.
+        """
+        histories, cta = self._order.histories, self._cta(lane)
+        if not strength:
+            return True
+        written = (write for each in addresses if each in histories for write in histories[each].writes)
+        locations = filter(None, map(self._order.locations.get, addresses))
+        return (
+            self.learns_nothing(lane, strength)
+            and all(self._tells_nothing(cta, strength, write) for write in written)
+            and not any(self._usable(each.releases, cta, strength) for each in locations)
+        )
+
+    def _tells_nothing(self, cta: int, strength: int, write: RecordedWrite) -> bool:
+        """Whether a thread of a CTA acquires nothing by reading a write before a fence of some scope."""
+        held = (location for location in write.passed if location is not None)
+        return not any(self._usable(location.releases, cta, strength) for location in held)
 
     def put(
         self, access: StrongAccess, region: Region, index: int, lane: int, value: bytes, elements: list[int]
