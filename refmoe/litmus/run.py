@@ -165,8 +165,8 @@ def judge_observation(verdict: ModelVerdict, observation: Observation, whole: bo
 def shows_all(program: Program, verdict: ModelVerdict) -> bool:
     """Whether a program has to show every outcome that the model allows, if it runs often enough.
 
-    It need not where an access may pass a fence, an acquire or a release of its thread that synchronises with nobody,
-    see `refmoe.ptx.program.late`: a read before such a one, and a strong write behind it.
+    It need not where an atomic may pass a fence, an acquire or a release of its thread that synchronises with nobody,
+    or a load a `fence.sc`, see `refmoe.ptx.program.late`: a read, then what it passes, and behind that a strong write.
     """
     if verdict.outcomes is None or len(verdict.outcomes) > FEW_OUTCOMES:
         return False
@@ -174,19 +174,20 @@ def shows_all(program: Program, verdict: ModelVerdict) -> bool:
 
 
 def _may_pass(instructions: tuple[Instruction, ...]) -> bool:
-    """Whether a thread reads strongly, and then comes to something ordering, and to a strong write behind that."""
-    read = ordered = False
+    """Whether a thread comes to a strong write behind something ordering that the executor lets no read pass."""
+    read = atomic = ordered = False
     for each in walk(instructions):
         strong = isinstance(each, Load | Store | Atomic) and each.order not in ("weak", "nc")
         if strong and ordered and isinstance(each, Store | Atomic):
             return True
-        read |= strong and isinstance(each, Load | Atomic)
         orders = isinstance(each, Fence) or (
             isinstance(each, Load | Store | Atomic) and each.order in ("acquire", "release", "acq_rel")
         )
-        ordered |= read and orders
-        if read and orders and isinstance(each, Store | Atomic):
+        if atomic and orders and isinstance(each, Store | Atomic):
             return True
+        ordered |= (atomic and orders) or (read and isinstance(each, Fence) and each.order != "acq_rel")
+        read |= strong and isinstance(each, Load | Atomic)
+        atomic |= strong and isinstance(each, Atomic)
     return False
 
 

@@ -5,7 +5,7 @@ other thread can tell (arithmetic, plain accesses, whose races are found in what
 
 A thread that polls in vain waits until somebody has written what it polls: another look would see the same.
 
-A load that was put off may pass fences and releases of its thread, see `refmoe.ptx.program.late`. Then it is as if it
+A load that was put off may pass what orders in its thread, see `refmoe.ptx.program.late`. Then it is as if it
 had happened before these: it keeps the step in which its thread came to it. Until it happens, no other thread takes a
 step by which it may learn of those. Nor does the load read what a fence that it passed would have told its thread.
 """
@@ -74,8 +74,8 @@ class _Step:
         move: what names it, and what it touches.
         late: whether it was put off.
         clock: the launch's step in which it was put off.
-        passes: whether the thread has passed a fence or a release since then.
-        acquired: the widest scope of those that acquire, see `refmoe.ptx.state.records`; 0 if none does.
+        passes: whether the thread has come past a fence, an acquire or a release since then.
+        acquired: the widest scope of those fences that acquire, see `refmoe.ptx.state.records`; 0 if none does.
     """
 
     lane: int
@@ -232,8 +232,9 @@ class Steps:
 
     def _cross(self, step: _Step) -> None:
         """A thread takes a step: what it has put off passes it."""
-        late, acquires = self._late.get(step.lane), self._acquires(step)
+        late = self._late.get(step.lane)
         if late:
+            acquires = self._acquired_by_fence(step)
             self._late[step.lane] = [
                 replace(each, passes=True, acquired=max(each.acquired, acquires))
                 if step.place in self._windows.wider(each.place).crossings
@@ -246,8 +247,13 @@ class Steps:
         instruction = self._speaking(step.place)
         return 0 if instruction is None else acquiring_scope(instruction)
 
+    def _acquired_by_fence(self, step: _Step) -> int:
+        """The same, of what the thread has read before: only fences acquire that."""
+        instruction = self._speaking(step.place)
+        return self._acquires(step) if instruction is not None and _is_own(instruction) else 0
+
     def _is_kept_back(self, step: _Step) -> bool:
-        """Whether a step might tell its thread of a fence or a release of another one that a load has passed."""
+        """Whether a step might tell its thread of what a load of another one has passed there."""
         scope, machine = self._acquires(step), self._machine
         passing = [lane for lane, mine in self._late.items() if lane != step.lane and any(each.passes for each in mine)]
         if not scope or not passing:
@@ -320,14 +326,14 @@ class Steps:
         )
 
     def _may_cross(self, step: _Step, late: _Step) -> bool:
-        """Whether what a thread has put off may pass a fence or a release, which then tell nobody anything."""
+        """Whether what a thread has put off may pass a step that orders, which then tells nobody anything."""
         machine, touched = self._machine, late.move.footprint
         return (
             step.place in self._windows.wider(late.place).crossings
             and touched.space == "global"
             and machine.ctas == machine.launch.grid.count
             and machine.strong is not None
-            and machine.strong.may_pass(step.lane, self._acquires(step), range(touched.begin, touched.end))
+            and machine.strong.may_pass(step.lane, self._acquired_by_fence(step), range(touched.begin, touched.end))
         )
 
     def _come(self, lane: int, place: int, turn: int) -> None:

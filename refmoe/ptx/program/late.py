@@ -7,10 +7,11 @@ of two threads that each read what the other writes after its own read, both may
 A relaxed access may be put off as long as its thread does nothing that one of these orders behind it: its *window*. In
 there its thread neither uses nor overwrites the registers of the access, and its other accesses are of other bytes.
 
-A fence or a release orders nothing by itself: the axioms of PTX let an access pass one that synchronises with nobody.
-So a load has a wider window behind those that it passes. As long as it is open no other thread may learn what its
-thread passes on, and the load may not read what another thread has released, see `refmoe.ptx.engine.thread_steps`. What
-the axioms allow beyond that is not shown: a fence that synchronises with one thread, and is passed for another one.
+A fence, an acquire or a release orders nothing by itself: the axioms of PTX let an access pass one that synchronises
+with nobody. So a load has a wider window behind those that it passes. As long as it is open no other thread may learn
+what its thread passes on, and the load may not read what a fence would have acquired, see
+`refmoe.ptx.engine.thread_steps`. Two things that the axioms allow are not shown: an atomic that passes one of these,
+and a load that passes a `fence.sc`.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ _COMPUTES = frozenset((
     "selp", "and", "or", "xor", "not", "cnot", "shl", "shr", "shf", "cvt", "cvta", "prmt", "bfe", "bfi", "lop3", "bra",
 ))  # fmt: skip
 _RELAXED = ("relaxed", "volatile")
+_ORDERS = ("acquire", "release", "acq_rel")
 
 
 @dataclass(frozen=True)
 class Wider:
-    """How far a load may be put off that passes fences and releases of its own thread.
+    """How far a load may be put off that passes fences, acquires and releases of its own thread.
 
     Attributes:
         crossings: the places of those.
@@ -92,7 +94,7 @@ class Windows:
         return self._found(place)[0]
 
     def wider(self, place: int) -> Wider:
-        """How far the thread of an access at `place` may go if that passes fences and releases."""
+        """How far the thread of an access at `place` may go if that passes fences, acquires and releases."""
         return self._found(place)[1]
 
     def _found(self, place: int) -> tuple[frozenset[int], Wider]:
@@ -153,12 +155,12 @@ _Apart = Callable[[Instruction, Instruction, Block], bool]
 
 
 def is_passed(instruction: Instruction) -> bool:
-    """Whether it is a fence, or a write that releases, which a load may pass: it orders nothing by itself."""
+    """Whether it is a fence, an acquire or a release, which a load may pass: it orders nothing by itself."""
     stem, *parts = instruction.opcode.split(".")
     if stem == "fence":
-        return len(parts) == 2 and parts[0] in ("acq_rel", "acquire", "release")
+        return len(parts) == 2 and parts[0] in _ORDERS
     opcode = memory_opcode(instruction.opcode)
-    return opcode is not None and opcode.stem in ("st", "red") and opcode.semantics == "release"
+    return opcode is not None and opcode.strong and opcode.semantics in _ORDERS
 
 
 def acquiring_scope(instruction: Instruction) -> int:
@@ -170,7 +172,7 @@ def acquiring_scope(instruction: Instruction) -> int:
 
 
 def _is_crossed(access: Instruction, other: Instruction, block: Block) -> bool:
-    """`_is_apart`, but for a fence or a release that a load passes."""
+    """`_is_apart`, but for a fence, an acquire or a release that a load passes."""
     return is_passed(other) if communicates(other) else _is_apart(access, other, block)
 
 
