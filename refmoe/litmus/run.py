@@ -165,8 +165,8 @@ def judge_observation(verdict: ModelVerdict, observation: Observation, whole: bo
 def shows_all(program: Program, verdict: ModelVerdict) -> bool:
     """Whether a program has to show every outcome that the model allows, if it runs often enough.
 
-    It need not where an atomic may pass a fence, an acquire or a release of its thread that synchronises with nobody,
-    or a load a `fence.sc`, see `refmoe.ptx.program.late`: a read, then what it passes, and behind that a strong write.
+    It need not where an atomic may pass a fence or an acquire of its thread that synchronises with nobody, or a load a
+    `fence.sc`, see `refmoe.ptx.program.late`: a read, then what it passes, and behind that a strong write.
     """
     if verdict.outcomes is None or len(verdict.outcomes) > FEW_OUTCOMES:
         return False
@@ -181,9 +181,9 @@ def _may_pass(instructions: tuple[Instruction, ...]) -> bool:
         if strong and ordered and isinstance(each, Store | Atomic):
             return True
         orders = isinstance(each, Fence) or (
-            isinstance(each, Load | Store | Atomic) and each.order in ("acquire", "release", "acq_rel")
+            isinstance(each, Load | Atomic) and each.order in ("acquire", "release", "acq_rel")
         )
-        if atomic and orders and isinstance(each, Store | Atomic):
+        if atomic and orders and isinstance(each, Atomic):
             return True
         ordered |= (atomic and orders) or (read and isinstance(each, Fence) and each.order != "acq_rel")
         read |= strong and isinstance(each, Load | Atomic)

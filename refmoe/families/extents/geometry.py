@@ -221,7 +221,7 @@ def check_launch(plan: LaunchPlan, multiprocessors: int) -> None:
             f"{entry} may{'' if plan.programmatic else ' not'} start before the launch in front has ended"
         )
     # A tensor of torch's says None.
-    names = [name for each in plan.arguments if isinstance(name := getattr(each, "name", None), str)]
+    names = [said for each in plan.arguments if isinstance(said := getattr(each, "name", None), str)]
     for due, name in zip(_HALVES, names[-2:] if plan.kernel.source in _Q8_1 else (), strict=False):
         if name.rpartition("_")[2] != due:
             raise RefmoeError(f"{entry} writes its {due} into a buffer that is called {name}")

@@ -10,8 +10,8 @@ there its thread neither uses nor overwrites the registers of the access, and it
 A fence, an acquire or a release orders nothing by itself: the axioms of PTX let an access pass one that synchronises
 with nobody. So a load has a wider window behind those that it passes. As long as it is open no other thread may learn
 what its thread passes on, and the load may not read what a fence would have acquired, see
-`refmoe.ptx.engine.thread_steps`. Two things that the axioms allow are not shown: an atomic that passes one of these,
-and a load that passes a `fence.sc`.
+`refmoe.ptx.engine.thread_steps`. An atomic, which passes on what it reads, may pass a store that releases. Two things
+that the axioms allow are not shown: an atomic that passes a fence or an acquire, and a load that passes a `fence.sc`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ORDERS = ("acquire", "release", "acq_rel")
 
 @dataclass(frozen=True)
 class Wider:
-    """How far a load may be put off that passes fences, acquires and releases of its own thread.
+    """How far a read may be put off that passes fences, acquires and releases of its own thread.
 
     Attributes:
         crossings: the places of those.
@@ -101,7 +101,7 @@ class Windows:
         if place not in self._made:
             blocks = self._blocks
             (access,) = blocks[place].instructions
-            loads = access.opcode.startswith("ld.")
+            reads = not access.opcode.startswith("st.")
             within, crossings, behind = set[int](), set[int](), set[int]()
             ahead = [(target, within) for target in blocks[place].terminator.targets]
             while ahead:
@@ -110,7 +110,7 @@ class Windows:
                     continue
                 if self._passes(access, here, _is_apart):
                     found.add(here)
-                elif loads and here not in crossings and self._passes(access, here, _is_crossed):
+                elif reads and here not in crossings and self._passes(access, here, _is_crossed):
                     crossings.add(here)
                     found = behind
                 else:
@@ -172,8 +172,10 @@ def acquiring_scope(instruction: Instruction) -> int:
 
 
 def _is_crossed(access: Instruction, other: Instruction, block: Block) -> bool:
-    """`_is_apart`, but for a fence, an acquire or a release that a load passes."""
-    return is_passed(other) if communicates(other) else _is_apart(access, other, block)
+    """`_is_apart`, but for a fence, an acquire or a release that a load passes, or a release that an atomic does."""
+    if not communicates(other):
+        return _is_apart(access, other, block)
+    return is_passed(other) and (access.opcode.startswith("ld.") or other.opcode.startswith(("st.", "red.release")))
 
 
 def _is_apart(access: Instruction, other: Instruction, block: Block) -> bool:

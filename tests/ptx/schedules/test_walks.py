@@ -38,6 +38,28 @@ WEAK = {
     "1.0.0: ld.relaxed.gpu r0 y; fence.acq_rel.gpu; st.relaxed.gpu x 1",
     "load buffering as far as a fence": "0.0.0: st.weak x 7; st.release.gpu y 1 | "
     "1.0.0: ld.relaxed.gpu r0 y; st.relaxed.gpu z 1; fence.acq_rel.gpu; if r0 == 1 { ld.weak r1 x }",
+    "load buffering past a fence": "0.0.0: ld.relaxed.gpu r0 x; fence.acq_rel.gpu; st.relaxed.gpu y 1 | "
+    "1.0.0: ld.relaxed.gpu r0 y; st.relaxed.gpu x 1",
+    "load buffering past a release": "0.0.0: ld.relaxed.gpu r0 x; st.release.gpu y 1 | "
+    "1.0.0: ld.relaxed.gpu r0 y; st.release.gpu x 1",
+    "load buffering past an acquire": "0.0.0: ld.relaxed.gpu r0 x; ld.acquire.gpu r1 z; st.relaxed.gpu y 1 | "
+    "1.0.0: ld.relaxed.gpu r0 y; st.relaxed.gpu x 1; st.release.gpu z 1",
+    "load buffering past fences of other scopes": "0.0.0: ld.relaxed.gpu r0 x; fence.acq_rel.cta; "
+    "st.relaxed.gpu y 1 | 1.0.0: ld.relaxed.gpu r0 y; fence.acq_rel.cta; st.relaxed.gpu x 1",
+    "load buffering, fences of a block": "0.0.0: ld.relaxed.gpu r0 x; fence.acq_rel.cta; st.relaxed.gpu y 1 | "
+    "0.1.0: ld.relaxed.gpu r0 y; fence.acq_rel.cta; st.relaxed.gpu x 1",
+    "load buffering, a release and an acquire of a block": "0.0.0: ld.relaxed.gpu r0 x; st.release.gpu y 1 | "
+    "0.1.0: ld.acquire.cta r0 y; st.relaxed.gpu x 1",
+    "an atomic past a release": "0.0.0: atom.relaxed.gpu.add r0 x 7; st.release.gpu y 1 | "
+    "1.0.0: ld.relaxed.gpu r0 y; atom.relaxed.gpu.add r1 x 5",
+    "load buffering, a fence and a release": "0.0.0: ld.relaxed.gpu r0 x; fence.acq_rel.gpu; st.relaxed.gpu y 1 | "
+    "1.0.0: ld.relaxed.gpu r0 y; st.release.gpu x 1",
+    "load buffering, a release and an acquire": "0.0.0: ld.relaxed.gpu r0 x; st.release.gpu y 1 | "
+    "1.0.0: ld.acquire.gpu r0 y; st.relaxed.gpu x 1",
+    "a load before a fence, and a write behind the other": "0.0.0: ld.relaxed.gpu r0 x; fence.acq_rel.gpu; "
+    "st.relaxed.gpu y 1 | 1.0.0: ld.relaxed.gpu r0 y; fence.acq_rel.gpu; if r0 == 1 { st.weak x 1 }",
+    "a load past a release, and another one behind": "0.0.0: ld.relaxed.gpu r0 x; st.release.gpu y 1 | "
+    "1.0.0: ld.acquire.gpu r0 y; ld.relaxed.gpu r1 x | 2.0.0: st.relaxed.gpu x 1",
     "own write": "0.0.0: ld.relaxed.gpu r0 x; st.relaxed.gpu x 1; ld.relaxed.gpu r1 x | 1.0.0: st.relaxed.gpu x 2",
     "atomics in two orders": "0.0.0: atom.relaxed.gpu.add r0 x 1; atom.relaxed.gpu.add r1 y 1 | "
     "1.0.0: atom.relaxed.gpu.add r0 y 1; atom.relaxed.gpu.add r1 x 1",
@@ -64,6 +86,21 @@ def test_walks_show_what_the_axioms_allow_and_nothing_else() -> None:
     for (name, each), observation in zip(found.items(), seen, strict=True):
         assert (observation.race, observation.error) == (None, None), name
         assert observation.outcomes == judge(each).outcomes, name
+
+
+#: Two of three threads put a load off past a fence.
+OF_THREE = (
+    "0.0.0: ld.relaxed.gpu r0 x; fence.acq_rel.gpu; st.relaxed.gpu y 1 | "
+    "1.0.0: ld.relaxed.gpu r0 y; st.relaxed.gpu z 1 | 2.0.0: ld.relaxed.gpu r0 z; fence.acq_rel.gpu; st.relaxed.gpu x 1"
+)
+
+
+@pytest.mark.slow
+def test_a_fence_that_acquires_nothing_may_come_while_a_load_passes_another_one() -> None:
+    found = program(OF_THREE)
+    (seen,) = observe([found], 1, walks=1500)
+    assert len(seen.outcomes) == 8
+    assert seen.outcomes == judge(found).outcomes
 
 
 @pytest.mark.slow
