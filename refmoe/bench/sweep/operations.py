@@ -1,4 +1,4 @@
-"""The operations of the sweep: refmoe's contender, its floor, what peers are given, and which of their bytes compare."""
+"""The operations of the sweep: refmoe's contender, its floor, what peers are given, and what of theirs is compared."""
 
 from __future__ import annotations
 
