@@ -46,8 +46,8 @@ _SWEPT: Mapping[str, Sequence[int]] = {
 }
 #: Who a sweep may time beside refmoe, and the operations of those that a machine may lack. Reports older than `peers`
 #: know the first two.
-_RIVALS = ("torch.compile", "DeepGEMM", "FlashInfer", "Triton", "torchao")
-_OPTIONAL: Mapping[str, Sequence[str]] = {
+RIVALS = ("torch.compile", "DeepGEMM", "FlashInfer", "Triton", "torchao")
+OPTIONAL_RIVALS: Mapping[str, Sequence[str]] = {
     "FlashInfer": ("quantize",),
     "Triton": ("quantize", "activation"),
     "torchao": ("quantize",),
@@ -311,7 +311,7 @@ def _sweep(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         said = re.search(r"M = (\d+)", row["name"])
         if said and int(said[1]) != row["tokens"]:
             yield row["name"], f"is said to be of {row['tokens']} tokens"
-        theirs = next((who for who in _RIVALS if row["name"].startswith(who)), None)
+        theirs = next((who for who in RIVALS if row["name"].startswith(who)), None)
         if row["of"] not in ({theirs} if theirs else {"refmoe", "floor"}):
             yield row["name"], f"is said to be of {row['of']}"
         if row["of"] == "floor" and not _FLOORS.fullmatch(row["name"]):
@@ -372,14 +372,14 @@ def _swept_peers(document: Mapping[str, Any], found: Mapping[str, Mapping[str, s
         if not isinstance(said, Mapping) or not all(isinstance(text, str) and text for text in said.values()):
             yield what, "is no text for each name"
             return
-    for who in _RIVALS:
+    for who in RIVALS:
         if (who in versions) == (who in absent):
             yield who, "is neither said to take part nor to be absent" if who not in versions else "is said to be both"
     for of in ("floor", "refmoe"):
         if lacking := set(_TOKENS) - found.get(_DRAWN, {}).get(of, set()):
             yield _DRAWN, f"has no row of {of} at {', '.join(map(str, sorted(lacking)))} tokens"
     needed = [(_DRAWN, "DeepGEMM")]
-    for who, operations in _OPTIONAL.items():
+    for who, operations in OPTIONAL_RIVALS.items():
         needed += [(key, who) for key in _SWEPT if key.partition(" of ")[0] in operations]
     for key, who in needed:
         lacking = set(_TOKENS) - found.get(key, {}).get(who, set())
