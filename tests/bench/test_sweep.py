@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from support.idle_gpu import IdleGpu
 
 from refmoe.bench import sweep
+from refmoe.bench.gpu import timing
 from refmoe.bench.gpu.kernels import DEEPSEEK_V3, GPT_OSS_120B, MoeSizes, drawn_logits, drawn_weights
 from refmoe.bench.page import page_text, read_reports
-from refmoe.bench.sweep import TOKENS, deepgemm, deepseek_layer
+from refmoe.bench.sweep import TOKENS, deepgemm, deepseek_layer, operations
 from refmoe.bench.sweep.operations import OPERATIONS, Operation
 from refmoe.bench.sweep.peer import Peer, PeerMissing, Prepared, Rivals, installed, sentence
 from refmoe.bench.sweep.peers import peers as all_peers
@@ -208,10 +209,12 @@ def test_deepgemm_gets_the_numbers_of_the_kernel_in_its_own_layouts(tile_m: int)
         assert np.array_equal(found_codes[used], wanted.tokens[used])
         assert np.array_equal(found_codes[layout.place], codes)
         assert np.array_equal(layout.grouped, wanted.grouped)
-        # Of a batch the rows of one expert after another; contiguous rows are one.
-        by_row = (np.moveaxis(each.reshape(-1, 2, layout.rows_each or len(used)), 1, 2) for each in (found_scales,))
-        of_museum = np.moveaxis(wanted.token_scales, 1, 2).reshape(-1, 2)
-        assert np.array_equal(next(by_row).reshape(-1, 2)[used], of_museum[used])
+        # Row by row: contiguous rows are a batch of one.
+        theirs, ours = (
+            np.moveaxis(of.reshape(wanted.token_scales.shape), 1, 2).reshape(-1, 2)
+            for of in (wanted.token_scales, found_scales)
+        )
+        assert np.array_equal(ours[used], theirs[used])
         if wanted.source is not None:
             assert np.array_equal(layout.source, wanted.source)
 
@@ -235,6 +238,9 @@ def test_each_number_of_tokens_has_both_layouts_and_the_masked_tile_holds_an_exp
 @pytest.fixture
 def idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that computes nothing, models of its size, and DeepGEMM's launches without its code."""
+    for module in (timing, operations, sweep.layer):
+        monkeypatch.setattr(module, "set_count", lambda traffic: 2)
+    monkeypatch.setattr(timing.interleaved, "__defaults__", (2,))
     small = replace(GPT_OSS_120B, hidden=64, intermediate=64)
     deepseek = replace(DEEPSEEK_V3, hidden=256, intermediate=128, experts=16)
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
@@ -251,6 +257,8 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "N", 256)
         monkeypatch.setattr(module, "K", 256)
         monkeypatch.setattr(module, "find_headers", lambda: SimpleNamespace(release="0.2.5"))
+    monkeypatch.setattr(deepgemm, "MANY_NODES", 2)
+    monkeypatch.setattr(deepgemm, "FEW_NODES", 2)
     monkeypatch.setattr(museum, "compile_ptx", lambda build, stages: "text")
     monkeypatch.setattr(museum, "assemble", lambda text: "cubin")
     monkeypatch.setattr(
@@ -277,7 +285,7 @@ def test_a_whole_sweep_is_one_that_the_gate_and_the_page_take(monkeypatch: pytes
         *(_optional(name, there=there) for name, there in (("FlashInfer", False), ("Triton", True), ("torchao", True))),
     )
     monkeypatch.setattr(sweep, "peers", lambda: found)
-    document = {"kind": "bench", "name": "sweep", **sweep.run()}
+    document = {"kind": "bench", "name": "sweep", **sweep.run(), "digest": "0"}
     assert document["peers"].keys() == {"torch.compile", "Triton", "torchao", "DeepGEMM"}
     assert document["absent"] == {"FlashInfer": "flashinfer is not installed"}
     assert document["failed"] == {}
@@ -325,7 +333,7 @@ def test_a_sweep_without_deepgemm_and_with_a_failing_peer_says_so(monkeypatch: p
     monkeypatch.setattr(sweep, "peers", lambda: (peers.PEER, torchao, *others))
     for module in (deepgemm, sweep.deepseek_gemm):
         monkeypatch.setattr(module, "find_headers", missing)
-    document = {"kind": "bench", "name": "sweep", **sweep.run()}
+    document = {"kind": "bench", "name": "sweep", **sweep.run(), "digest": "0"}
     assert document["absent"].keys() == {"FlashInfer", "Triton", "DeepGEMM"}
     assert document["absent"]["DeepGEMM"] == "no headers of DeepGEMM"
     failed = {f"torchao: quantize of {model}" for model in ("gpt-oss-120b", "DeepSeek-V3")}
