@@ -303,6 +303,10 @@ def test_a_whole_sweep_is_one_that_the_gate_and_the_page_take(monkeypatch: pytes
     assert "| DeepGEMM, contiguous, 128 x 128 | " in page
     assert "beside torch 2" in page
     assert "Triton 9.9, torchao 9.9" in page
+    unlike, whole = document["differing"]["Triton: codes of activation, DeepSeek-V3"]
+    said = f"{unlike:,} of {whole:,} bytes of Triton's codes of activation, DeepSeek-V3 are others"
+    assert said in page
+    assert unlike  # this GPU writes nothing
     assert "FlashInfer could not run on this machine: flashinfer is not installed." in page
     lost = [row for row in rows if row["of"] != "Triton" or row["tokens"] != 16]
     said = {text for _, text in bench_figures.derived({**document, "rows": lost})}
@@ -365,6 +369,25 @@ def test_a_product_of_deepgemm_that_fails_leaves_the_others(monkeypatch: pytest.
     assert set(products.differing) == {
         f"DeepGEMM: output of GEMM1, contiguous {tile_m} x 128, M = 4" for tile_m in (64, 128)
     }
+
+
+@pytest.mark.usefixtures("idle")
+def test_bytes_of_deepgemm_that_are_others_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = museum.load
+
+    def load(device: Any, build: museum.DeepGemmBuild, stages: int, buffers: Any, sizes: Any) -> Any:
+        if (build.grouping, build.tile_m) == ("contiguous", 128):
+            buffers.out[0, 0] = 1.0  # of a NaN that is everywhere else
+        return right(device, build, stages, buffers, sizes)
+
+    monkeypatch.setattr(museum, "load", load)
+    device: Any = IdleGpu(torch)
+    weights: Any = torch.zeros(1), torch.zeros(1)
+    products = deepgemm.Products(device, device, weights, rivals=True)
+    same = {row["name"].rpartition(",")[0]: row["bits_are_deepgemms"] for row in products.rows_at(2)}
+    assert [each for name, each in same.items() if "DeepGEMM" in name] == [True, False, True]
+    assert [each for name, each in same.items() if "wgmma" in name] == [False]
+    assert [counts[0] for counts in products.differing.values()] == [0, 2, 0]
 
 
 def test_the_committed_report_is_still_taken() -> None:

@@ -63,11 +63,12 @@ def _peers(report: Mapping[str, Any]) -> str:
         return f"torch is {report['peers'].get(TORCH, 'absent')}. No other peer of these operations took part."
     told = ", ".join(f"{name} {version}" for name, version in others.items())
     counted = [
-        f"of the {name} {counts[0]:,} bytes of {counts[1]:,}"
-        for name, counts in report["differing"].items()
-        if name.partition(": ")[0] in others and counts[0]
+        f"{unlike:,} of {whole:,} bytes of {peer}'s {what} are others"
+        for name, (unlike, whole) in report["differing"].items()
+        for peer, _, what in (name.partition(": "),)
+        if peer in others and unlike
     ]
-    differ = f"Others than the kernels' are, {'; '.join(counted)}." if counted else "Their bytes are the kernels'."
+    differ = f"Compared at the most tokens, {'; '.join(counted)}." if counted else "Their bytes are the kernels'."
     return f"""
         Further peers in the same run, beside torch {report["peers"].get(TORCH, "")}: {told}. A row with a peer's name
         has its time divided by the kernel's. Triton's kernels are written by hand for this table, and torchao's
