@@ -13,15 +13,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.idle_gpu import IdleGpu
+from support.sweep.idle_gpu import IdleGpu
 
 from refmoe.bench import sweep
 from refmoe.bench.gpu import timing
 from refmoe.bench.gpu.kernels import DEEPSEEK_V3, GPT_OSS_120B, MoeSizes, drawn_logits, drawn_weights
 from refmoe.bench.page import page_text, read_reports
 from refmoe.bench.sweep import TOKENS, deepgemm, deepseek_layer, operations
-from refmoe.bench.sweep.operations import OPERATIONS, Operation
-from refmoe.bench.sweep.peer import Peer, PeerMissing, Prepared, Rivals, installed, sentence
+from refmoe.bench.sweep.operations import OPERATIONS, PeerOperation
+from refmoe.bench.sweep.peer import Peer, PeerMissing, ReadyPeer, Rivals, installed, sentence
 from refmoe.bench.sweep.peers import peers as all_peers
 from refmoe.bench.sweep.peers import torch_compile as peers
 from refmoe.bench.sweep.peers.torchao import quantizer
@@ -135,14 +135,14 @@ def test_a_package_that_is_not_there_or_does_not_import_is_missing() -> None:
     assert sentence(ValueError()) == "ValueError"
 
 
-def _doubled(wanted: str = "") -> tuple[Operation, Any]:
+def _doubled(wanted: str = "") -> tuple[PeerOperation, Any]:
     """An operation that doubles numbers, and refmoe's contender of it, whose result is 2, 4, 6, 8."""
     given = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)
     ours = SimpleNamespace(
         enqueue=lambda turn: None, sets=[[SimpleNamespace(arguments=(torch.tensor([2, 4, 6, 8], dtype=torch.uint8),))]]
     )
     results = {"doubles": (0, 0, 0), "others": (1, 0, 0)}
-    return Operation("double", lambda *of: ours, lambda sizes: (1, 1), lambda *of: (given,), results), ours
+    return PeerOperation("double", lambda *of: ours, lambda sizes: (1, 1), lambda *of: (given,), results), ours
 
 
 def test_what_a_peer_cannot_do_is_written_down_and_not_asked_again() -> None:
@@ -152,12 +152,12 @@ def test_what_a_peer_cannot_do_is_written_down_and_not_asked_again() -> None:
         calls.append("fails")
         raise TypeError("no kernel for this chip\nand more")
 
-    def absent(torch: Any) -> Prepared:
+    def absent(torch: Any) -> ReadyPeer:
         calls.append("absent")
         raise PeerMissing("it is not installed")
 
     def peer(name: str, function: Callable[..., Any]) -> Peer:
-        return Peer(name, ("double",), lambda torch: Prepared("1.0", {"double": function}))
+        return Peer(name, ("double",), lambda torch: ReadyPeer("1.0", {"double": function}))
 
     found = (
         peer("good", lambda x: (x * 2, None)),
@@ -269,11 +269,11 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 #: Peers whose code is not asked for here.
 def _optional(name: str, *, there: bool) -> Peer:
-    def prepare(module: Any) -> Prepared:
+    def prepare(module: Any) -> ReadyPeer:
         if not there:
             raise PeerMissing(f"{name.lower()} is not installed")
         functions = {"quantize": lambda x: peers.quantize(module, x)}
-        return Prepared("9.9", {**functions, "activation": lambda x, kind: peers.activation(module, x, kind)})
+        return ReadyPeer("9.9", {**functions, "activation": lambda x, kind: peers.activation(module, x, kind)})
 
     return Peer(name, bench_figures.OPTIONAL_RIVALS[name], prepare)
 
@@ -332,7 +332,7 @@ def test_a_sweep_without_deepgemm_and_with_a_failing_peer_says_so(monkeypatch: p
     def fails(x: Any) -> Any:
         raise RuntimeError("no kernel image is available")
 
-    torchao = Peer("torchao", ("quantize",), lambda torch: Prepared("0.1", {"quantize": fails}))
+    torchao = Peer("torchao", ("quantize",), lambda torch: ReadyPeer("0.1", {"quantize": fails}))
     others = (_optional("FlashInfer", there=False), _optional("Triton", there=False))
     monkeypatch.setattr(sweep, "peers", lambda: (peers.PEER, torchao, *others))
     for module in (deepgemm, sweep.deepseek_gemm):
@@ -361,7 +361,7 @@ def test_a_product_of_deepgemm_that_fails_leaves_the_others(monkeypatch: pytest.
     monkeypatch.setattr(museum, "load", load)
     device: Any = IdleGpu(torch)
     weights: Any = torch.zeros(1), torch.zeros(1)
-    products = deepgemm.Products(device, device, weights, rivals=True)
+    products = deepgemm.DrawnProducts(device, device, weights, rivals=True)
     rows = list(products.rows_at(4))
     assert [row["of"] for row in rows] == ["floor", "refmoe", "DeepGEMM", "DeepGEMM"]
     name = "DeepGEMM, masked, 64 x 128, M = 4 of DeepSeek-V3"
@@ -383,7 +383,7 @@ def test_bytes_of_deepgemm_that_are_others_show(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(museum, "load", load)
     device: Any = IdleGpu(torch)
     weights: Any = torch.zeros(1), torch.zeros(1)
-    products = deepgemm.Products(device, device, weights, rivals=True)
+    products = deepgemm.DrawnProducts(device, device, weights, rivals=True)
     same = {row["name"].rpartition(",")[0]: row["bits_are_deepgemms"] for row in products.rows_at(2)}
     assert [each for name, each in same.items() if "DeepGEMM" in name] == [True, False, True]
     assert [each for name, each in same.items() if "wgmma" in name] == [False]

@@ -71,7 +71,7 @@ def test_a_kernel_that_rounds_scales_down_is_seen() -> None:
 def test_triton_still_makes_this_ptx(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from support.triton_sweep import TRITON_VERSION, compile_ptx
+    from support.sweep.triton_ptx import TRITON_VERSION, compile_ptx
 
     text = compile_ptx(name)
     if triton.__version__ == TRITON_VERSION:

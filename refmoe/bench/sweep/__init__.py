@@ -70,7 +70,7 @@ def run() -> dict[str, Any]:
         rivals.absent[deepgemm.NAME] = sentence(error)
     experts = deepseek_layer.drawn_experts(device)
     weights = experts["gate_up"], experts["gate_up_scales"]
-    products = deepgemm.Products(device, floors, weights, deepgemm.NAME in rivals.versions)
+    products = deepgemm.DrawnProducts(device, floors, weights, deepgemm.NAME in rivals.versions)
     for tokens in TOKENS:
         found = deepseek_layer.rows_at(device, floors, experts, tokens)
         rows += _labelled(found, DEEPSEEK_V3.model, "layer, block FP8", tokens)

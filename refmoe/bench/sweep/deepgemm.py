@@ -43,7 +43,7 @@ MANY_TOKENS, FEW_NODES, MANY_NODES = 16, 8, 40
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """Where DeepGEMM wants rows.
 
     Attributes:
@@ -67,7 +67,7 @@ class Layout:
         return found
 
 
-def contiguous_layout(offsets: NDArray[np.int64], tile_m: int) -> Layout:
+def contiguous_layout(offsets: NDArray[np.int64], tile_m: int) -> RowLayout:
     """Each expert's rows from a multiple of `tile_m` on; `offsets` is int64 [E + 1], where refmoe's begin."""
     counts = np.diff(offsets)
     padded = -(-counts // tile_m) * tile_m
@@ -75,19 +75,19 @@ def contiguous_layout(offsets: NDArray[np.int64], tile_m: int) -> Layout:
     within = np.arange(len(expert)) - np.repeat(np.cumsum(padded) - padded, padded)
     used = within < counts[expert]
     source = np.where(used, offsets[:-1][expert] + within, -1)
-    return Layout("contiguous", source.astype(np.int64), np.where(used, expert, -1).astype(np.int32))
+    return RowLayout("contiguous", source.astype(np.int64), np.where(used, expert, -1).astype(np.int32))
 
 
-def masked_layout(offsets: NDArray[np.int64], tile_m: int) -> Layout:
+def masked_layout(offsets: NDArray[np.int64], tile_m: int) -> RowLayout:
     """A place of as many rows for each expert, the fewest tiles of `tile_m` rows that hold the most of them."""
     counts = np.diff(offsets)
     each = int(-(-counts.max() // tile_m) * tile_m)
     within = np.arange(each)
     source = np.where(within < counts[:, None], offsets[:-1, None] + within, -1)
-    return Layout("masked", source.reshape(-1).astype(np.int64), counts.astype(np.int32), each)
+    return RowLayout("masked", source.reshape(-1).astype(np.int64), counts.astype(np.int32), each)
 
 
-def laid_out(torch: Any, layout: Layout, codes: Any, scales: Any) -> tuple[Any, Any]:
+def laid_out(torch: Any, layout: RowLayout, codes: Any, scales: Any) -> tuple[Any, Any]:
     """Codes and scales as a layout has them, on the device where they are. Rows in between repeat refmoe's first row.
 
     Args:
@@ -106,7 +106,7 @@ def laid_out(torch: Any, layout: Layout, codes: Any, scales: Any) -> tuple[Any, 
     return codes[source], moved.contiguous()
 
 
-def chosen_layouts(offsets: NDArray[np.int64]) -> list[tuple[int, Layout]]:
+def chosen_layouts(offsets: NDArray[np.int64]) -> list[tuple[int, RowLayout]]:
     """Tiles' rows and layouts that are timed: contiguous in both tiles, and masked in the narrowest that holds all."""
     most = int(np.diff(offsets).max())
     tile_m = next((tile for tile in TILES_M if tile >= most), TILES_M[-1])
@@ -136,7 +136,7 @@ def _build(device: CudaDevice, grouping: str, tile_m: int) -> deepgemm.DeepGemmB
 
 
 @dataclass
-class Products:
+class DrawnProducts:
     """The rows of this part of the sweep.
 
     Attributes:

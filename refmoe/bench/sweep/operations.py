@@ -22,7 +22,7 @@ from refmoe.errors import RefmoeError
 
 
 @dataclass(frozen=True)
-class Operation:
+class PeerOperation:
     """An operation around the GEMMs.
 
     Attributes:
@@ -74,7 +74,7 @@ class Operation:
         return counts
 
 
-def operations_of(sizes: MoeSizes) -> tuple[Operation, ...]:
+def operations_of(sizes: MoeSizes) -> tuple[PeerOperation, ...]:
     """The operations of a model: DeepSeek-V3 has another router, which `refmoe bench deepseek_routing` times."""
     return tuple(one for one in OPERATIONS if one.name != "route" or sizes.activation == "gpt_oss")
 
@@ -112,27 +112,27 @@ def _logits(device: CudaDevice, sizes: MoeSizes, tokens: int, seed: int) -> Sequ
 
 
 OPERATIONS = (
-    Operation(
+    PeerOperation(
         "route",
         route,
         lambda sizes: (8, 1),
         _logits,
         {"ids": (0, 0, 2), "offsets": (2, 1, 1), "map of rows": (3, 1, 2), "map of choices": (4, 1, 3)},
     ),
-    Operation(
+    PeerOperation(
         "quantize",
         lambda device, sizes, tokens: quantize(device, sizes, tokens, "linear"),
         lambda sizes: (2, 1),
         _rows,
         {"codes": (0, 0, 1), "scales": (1, 0, 2)},
     ),
-    Operation(
+    PeerOperation(
         "expand",
         lambda device, sizes, tokens: expand(device, sizes, tokens, f"fused expand, M = {tokens}"),
         lambda sizes: (1, sizes.top_k // 2),
         _expanded,
         {"codes": (0, 0, 5)},
     ),
-    Operation("activation", activation, lambda sizes: (4, 1), _gates, {"codes": (0, 0, 6)}),
-    Operation("finalize", finalize, lambda sizes: (sizes.top_k, 1), _finals, {"output": (0, 0, 5)}),
+    PeerOperation("activation", activation, lambda sizes: (4, 1), _gates, {"codes": (0, 0, 6)}),
+    PeerOperation("finalize", finalize, lambda sizes: (sizes.top_k, 1), _finals, {"output": (0, 0, 5)}),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from refmoe.bench.gpu.kernels import MoeSizes
 from refmoe.bench.gpu.timing import Calls, Contender
-from refmoe.bench.sweep.operations import Operation
+from refmoe.bench.sweep.operations import PeerOperation
 from refmoe.cuda.device import CudaDevice
 from refmoe.errors import RefmoeError
 
@@ -18,13 +18,13 @@ class PeerMissing(RefmoeError):
 
 
 @dataclass(frozen=True)
-class Prepared:
+class ReadyPeer:
     """A peer that this machine has.
 
     Attributes:
         version: of its package.
-        functions: by operation: of what `Operation.inputs` makes; it returns results in the order of
-            `Operation.results`, None for one that the peer has in no form that can be compared.
+        functions: by operation: of what `PeerOperation.inputs` makes; it returns results in the order of
+            `PeerOperation.results`, None for one that the peer has in no form that can be compared.
     """
 
     version: str
@@ -43,7 +43,7 @@ class Peer:
 
     name: str
     operations: tuple[str, ...]
-    prepare: Callable[[Any], Prepared]
+    prepare: Callable[[Any], ReadyPeer]
 
 
 def installed(package: str, module: str | None = None) -> Any:
@@ -120,7 +120,7 @@ class Rivals:
                 self._functions.setdefault(operation, []).append((peer.name, prepared.functions[operation]))
 
     def contenders(
-        self, device: CudaDevice, sizes: MoeSizes, tokens: int, operation: Operation, traffic: int
+        self, device: CudaDevice, sizes: MoeSizes, tokens: int, operation: PeerOperation, traffic: int
     ) -> Iterator[tuple[str, Calls]]:
         """Each peer's name and its calls of an operation, which have been rehearsed."""
         for name, function in self._taking_part(operation, sizes):
@@ -133,7 +133,7 @@ class Rivals:
                 yield name, calls
 
     def differing(
-        self, device: CudaDevice, sizes: MoeSizes, tokens: int, operation: Operation, ours: Contender
+        self, device: CudaDevice, sizes: MoeSizes, tokens: int, operation: PeerOperation, ours: Contender
     ) -> Iterator[tuple[str, str, list[int]]]:
         """Each peer's name, a result of an operation, and how many of its bytes are not refmoe's, of how many."""
         for name, function in self._taking_part(operation, sizes):
@@ -144,16 +144,16 @@ class Rivals:
             else:
                 yield from ((name, what, found) for what, found in counts.items())
 
-    def _taking_part(self, operation: Operation, sizes: MoeSizes) -> list[tuple[str, Callable[..., Any]]]:
+    def _taking_part(self, operation: PeerOperation, sizes: MoeSizes) -> list[tuple[str, Callable[..., Any]]]:
         return [
             (name, function)
             for name, function in self._functions.get(operation.name, ())
             if _key(name, operation, sizes) not in self.failed
         ]
 
-    def _fails(self, name: str, operation: Operation, sizes: MoeSizes, error: Exception) -> None:
+    def _fails(self, name: str, operation: PeerOperation, sizes: MoeSizes, error: Exception) -> None:
         self.failed[_key(name, operation, sizes)] = sentence(error)
 
 
-def _key(name: str, operation: Operation, sizes: MoeSizes) -> str:
+def _key(name: str, operation: PeerOperation, sizes: MoeSizes) -> str:
     return f"{name}: {operation.name} of {sizes.model}"

@@ -9,10 +9,10 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from refmoe.bench.sweep.peer import Peer, PeerMissing, Prepared, installed
+from refmoe.bench.sweep.peer import Peer, PeerMissing, ReadyPeer, installed
 
 
-def _prepare(torch: Any) -> Prepared:
+def _prepare(torch: Any) -> ReadyPeer:
     function = getattr(installed("flashinfer"), "mxfp8_quantize", None)
     if function is None:
         raise PeerMissing(f"flashinfer {version('flashinfer-python')} has no mxfp8_quantize")
@@ -21,7 +21,7 @@ def _prepare(torch: Any) -> Prepared:
         codes, scales = function(x, False)  # token-linear scales
         return codes, scales
 
-    return Prepared(version("flashinfer-python"), {"quantize": quantize})
+    return ReadyPeer(version("flashinfer-python"), {"quantize": quantize})
 
 
 PEER = Peer("FlashInfer", ("quantize",), _prepare)

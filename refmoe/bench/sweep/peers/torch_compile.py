@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from refmoe.bench.sweep.peer import Peer, Prepared
+from refmoe.bench.sweep.peer import Peer, ReadyPeer
 from refmoe.formats import MX_BLOCK
 
 _E4M3_MAX = 448.0
@@ -85,10 +85,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _prepare(torch: Any) -> Prepared:
+def _prepare(torch: Any) -> ReadyPeer:
     """Compile nothing yet: each function is compiled when it is first called with a size."""
     compiled = {operation: partial(torch.compile(function), torch) for operation, function in FUNCTIONS.items()}
-    return Prepared(str(torch.__version__), compiled)
+    return ReadyPeer(str(torch.__version__), compiled)
 
 
 PEER = Peer("torch.compile", tuple(FUNCTIONS), _prepare)

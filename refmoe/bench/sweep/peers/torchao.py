@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from refmoe.bench.sweep.peer import Peer, Prepared, installed
+from refmoe.bench.sweep.peer import Peer, ReadyPeer, installed
 from refmoe.formats import MX_BLOCK
 
 
@@ -28,11 +28,11 @@ def quantizer(torch: Any, to_mx: Any, scaling: Any) -> Any:
     return quantize
 
 
-def _prepare(torch: Any) -> Prepared:
+def _prepare(torch: Any) -> ReadyPeer:
     tensors = installed("torchao", "torchao.prototype.mx_formats.mx_tensor")
     modes = installed("torchao", "torchao.prototype.mx_formats.config").ScaleCalculationMode
     compiled = torch.compile(tensors.to_mx)
-    return Prepared(version("torchao"), {"quantize": quantizer(torch, compiled, modes.RCEIL)})
+    return ReadyPeer(version("torchao"), {"quantize": quantizer(torch, compiled, modes.RCEIL)})
 
 
 PEER = Peer("torchao", ("quantize",), _prepare)

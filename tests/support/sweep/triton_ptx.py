@@ -1,6 +1,6 @@
 """PTX of the Triton kernels of `refmoe bench sweep` without a GPU. Needs the package `triton`.
 
-`python tests/support/triton_sweep.py` writes tests/data/triton_sweep_*.ptx.
+`python tests/support/sweep/triton_ptx.py` writes tests/data/triton_sweep_*.ptx.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def compile_ptx(name: str) -> str:
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(3)}
     source = ASTSource(kernel, {**signature, **dict.fromkeys(constants, "constexpr")}, constants, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
-    head = f"// Triton {triton.__version__}: tests/support/triton_sweep.py, {name}\n"
+    head = f"// Triton {triton.__version__}: tests/support/sweep/triton_ptx.py, {name}\n"
     head += f"// {compiled.metadata.shared} bytes of dynamic shared memory\n"
     return head + compiled.asm["ptx"]
 
 
 if __name__ == "__main__":
     for each in KERNELS:
-        path = Path(__file__).parent.parent / "data" / f"triton_sweep_{each}.ptx"
+        path = Path(__file__).parent.parent.parent / "data" / f"triton_sweep_{each}.ptx"
         path.write_text(compile_ptx(each))
         print(path)
