@@ -19,6 +19,7 @@ from refmoe.bench import sweep
 from refmoe.bench.gpu import timing
 from refmoe.bench.gpu.kernels import DEEPSEEK_V3, GPT_OSS_120B, MoeSizes, drawn_logits, drawn_weights
 from refmoe.bench.page import page_text, read_reports
+from refmoe.bench.page.sweep import PEERS
 from refmoe.bench.sweep import TOKENS, deepgemm, deepseek_layer, operations
 from refmoe.bench.sweep.operations import OPERATIONS, PeerOperation
 from refmoe.bench.sweep.peer import Peer, PeerMissing, ReadyPeer, Rivals, installed, sentence
@@ -303,6 +304,8 @@ def test_a_whole_sweep_is_one_that_the_gate_and_the_page_take(monkeypatch: pytes
     assert "| DeepGEMM, contiguous, 128 x 128 | " in page
     assert "beside torch 2" in page
     assert "Triton 9.9, torchao 9.9" in page
+    assert set(PEERS) == set(bench_figures.OPTIONAL_RIVALS)
+    assert [name for name, told in PEERS.items() if told in page] == ["Triton", "torchao"]
     unlike, whole = document["differing"]["Triton: codes of activation, DeepSeek-V3"]
     said = f"{unlike:,} of {whole:,} bytes of Triton's codes of activation, DeepSeek-V3 are others"
     assert said in page

@@ -9,6 +9,12 @@ from refmoe.bench.page.text import paragraph, table
 
 Row = Mapping[str, Any]
 TORCH, DEEPGEMM = "torch.compile", "DeepGEMM"
+#: What is timed of the other peers, as sentences.
+PEERS: Mapping[str, str] = {
+    "FlashInfer": "Of FlashInfer it is `mxfp8_quantize`.",
+    "Triton": "Triton's kernels are written by hand for this table.",
+    "torchao": "Of torchao it is `to_mx`, compiled by `torch.compile`.",
+}
 #: Operations of the first GEMM: of tokens that choose evenly, and that choose at random.
 EVEN, DRAWN = "GEMM1, block FP8", "GEMM1, block FP8, drawn choices"
 
@@ -71,8 +77,7 @@ def _peers(report: Mapping[str, Any]) -> str:
     differ = f"Compared at the most tokens, {'; '.join(counted)}." if counted else "Their bytes are the kernels'."
     return f"""
         Further peers in the same run, beside torch {report["peers"].get(TORCH, "")}: {told}. A row with a peer's name
-        has its time divided by the kernel's. Triton's kernels are written by hand for this table, and torchao's
-        function is compiled by `torch.compile`. {differ}
+        has its time divided by the kernel's. {" ".join(PEERS[name] for name in others if name in PEERS)} {differ}
     """
 
 
