@@ -297,7 +297,8 @@ def test_a_whole_sweep_is_one_that_the_gate_and_the_page_take(monkeypatch: pytes
     for tokens in TOKENS:
         whose = [row["of"] for row in drawn if row["tokens"] == tokens]
         assert whose == ["floor", "refmoe", *["DeepGEMM"] * 3]
-    assert all(row["bits_are_deepgemms"] for row in drawn if row["of"] != "floor")
+    # Neither kernel writes anything here, and that is not taken for equal bytes.
+    assert [row["bits_are_deepgemms"] for row in drawn if row["of"] != "floor"] == [False] * 4 * len(TOKENS)
     page = " ".join(page_text({**read_reports(BENCH), "sweep": document}).split())
     assert "| quantize, Triton | " in page
     assert "| activation, Triton | " in page
@@ -380,8 +381,9 @@ def test_bytes_of_deepgemm_that_are_others_show(monkeypatch: pytest.MonkeyPatch)
     right = museum.load
 
     def load(device: Any, build: museum.DeepGemmBuild, stages: int, buffers: Any, sizes: Any) -> Any:
+        buffers.out.fill_(float("nan"))  # as refmoe's output is before its launch
         if (build.grouping, build.tile_m) == ("contiguous", 128):
-            buffers.out[0, 0] = 1.0  # of a NaN that is everywhere else
+            buffers.out[0, 0] = 1.0
         return right(device, build, stages, buffers, sizes)
 
     monkeypatch.setattr(museum, "load", load)

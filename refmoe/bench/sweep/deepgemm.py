@@ -163,7 +163,7 @@ class DrawnProducts:
         experts = int(np.count_nonzero(np.diff(sets[0].offsets)))
         traffic = (rows + experts * N) * K + BF16_BYTES * rows * N
         names, group = ["floor"], [copy(self.floors, traffic, writes=1)]
-        outs = [_poisoned(torch, rows) for _ in sets]
+        outs = [_poisoned(torch, rows, "nan") for _ in sets]
         label, plans = self._ours(sets, outs)
         names.append("refmoe")
         group.append(Contender(f"{label}, M = {tokens}", traffic, self.device, plans))
@@ -215,7 +215,7 @@ class DrawnProducts:
         for one in sets:
             layout = (masked_layout if grouping == "masked" else contiguous_layout)(one.offsets, tile_m)
             codes, scales = laid_out(torch, layout, one.codes, one.scales)
-            outs.append(_poisoned(torch, len(layout.source)))
+            outs.append(_poisoned(torch, len(layout.source), "inf"))
             grouped = torch.from_numpy(layout.grouped).cuda()
             buffers = deepgemm.Buffers(codes, scales, *self.weights, grouped, outs[-1])
             rows, experts = layout.rows_each or len(layout.source), DEEPSEEK_V3.experts
@@ -236,9 +236,9 @@ class _Operands:
         self.m_indptr = device.upload("offsets", self.offsets)
 
 
-def _poisoned(torch: Any, rows: int) -> Any:
-    """BF16 [rows, N] of NaNs."""
-    return torch.full((rows, N), float("nan"), dtype=torch.bfloat16, device="cuda")
+def _poisoned(torch: Any, rows: int, poison: str) -> Any:
+    """BF16 [rows, N] of a number; refmoe's and DeepGEMM's differ, so that what neither writes is not equal."""
+    return torch.full((rows, N), float(poison), dtype=torch.bfloat16, device="cuda")
 
 
 def _labelled(
