@@ -89,8 +89,10 @@ class _Operands:
         return torch.full((self.rows, N), float("nan"), dtype=torch.bfloat16, device="cuda")
 
 
-def timed(device: CudaDevice, floors: CudaDevice, experts: int, rows_each: int) -> list[dict[str, Any]]:
-    """A row for each contender of one problem: as many experts, and rows of each."""
+def timed(
+    device: CudaDevice, floors: CudaDevice, experts: int, rows_each: int, *, rivals: bool = True
+) -> list[dict[str, Any]]:
+    """A row for each contender of one problem: as many experts, and rows of each; without DeepGEMM unless `rivals`."""
     torch = device.torch
     sets = [_Operands(device, experts, rows_each, seed) for seed in range(SETS)]
     rows = experts * rows_each
@@ -113,7 +115,7 @@ def timed(device: CudaDevice, floors: CudaDevice, experts: int, rows_each: int) 
         for tile_m, ctas in pairs:
             name = f"{instruction.name}, {tile_m} x {TILE_N}{' in pairs' if ctas > 1 else ''}"
             enter("refmoe", name, partial(_plan, device, model=model, tile_m=tile_m, ctas=ctas))
-    for build in _deepgemm_builds(device, experts):
+    for build in deepgemm_builds(device, experts) if rivals else ():
         name = f"DeepGEMM, {build.tile_m} x {build.tile_n}{' in pairs' if build.cluster > 1 else ''}"
         enter("DeepGEMM", name, partial(_deepgemm_plan, device, build=build))
     timed = time_groups(device, [[one for _, one in contenders]])
@@ -161,7 +163,7 @@ def _plan(device: CudaDevice, operands: _Operands, out: Buffer, *, model: str, t
     )
 
 
-def _deepgemm_builds(device: CudaDevice, experts: int) -> list[deepgemm.DeepGemmBuild]:
+def deepgemm_builds(device: CudaDevice, experts: int) -> list[deepgemm.DeepGemmBuild]:
     """The instantiations that are timed; none on another chip than SM90, or without headers."""
     try:
         find_headers()

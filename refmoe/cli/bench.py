@@ -58,7 +58,8 @@ def bench(
     the same recorded launches in turn, each in a process of its own; `ratio` is the other's CPU time divided by ours.
     The targets are for commit 2db4e6e, and `make against` makes that checkout.
     `refmoe bench gpu --against FOLDER` also times the routing kernels of the other checkout.
-    `refmoe bench sweep` times each kernel and whole layers at 1 to 4,096 tokens, beside the same in torch.
+    `refmoe bench sweep` times each kernel and whole layers at 1 to 4,096 tokens, beside the same in torch. It also
+    times DeepGEMM, Triton, torchao and FlashInfer where they are installed. Its report says which were not, and why.
     `refmoe bench counters` launches the same kernels under NVIDIA's profiler `ncu`: what each of them keeps busy.
 
     The benchmark `memory` times nothing: it prints how much memory launches on the executor keep resident.

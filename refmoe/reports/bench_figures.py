@@ -44,6 +44,16 @@ _SWEPT: Mapping[str, Sequence[int]] = {
     "layer, DP4A of gpt-oss-120b": _TOKENS[:4],
     "layer, block FP8 of DeepSeek-V3": _TOKENS,
 }
+#: Who a sweep may time beside refmoe, and the operations of those that a machine may lack. Reports older than `peers`
+#: know the first two.
+RIVALS = ("torch.compile", "DeepGEMM", "FlashInfer", "Triton", "torchao")
+OPTIONAL_RIVALS: Mapping[str, Sequence[str]] = {
+    "FlashInfer": ("quantize",),
+    "Triton": ("quantize", "activation"),
+    "torchao": ("quantize",),
+}
+#: The products that a sweep has beside DeepGEMM at each number of tokens.
+_DRAWN = "GEMM1, block FP8, drawn choices of DeepSeek-V3"
 #: The fewest bytes of a result that torch's is compared with at the most tokens, and how many results there are.
 _COMPARED = 1000
 _COMPARED_RESULTS = 14
@@ -301,7 +311,7 @@ def _sweep(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         said = re.search(r"M = (\d+)", row["name"])
         if said and int(said[1]) != row["tokens"]:
             yield row["name"], f"is said to be of {row['tokens']} tokens"
-        theirs = next((who for who in ("torch.compile", "DeepGEMM") if row["name"].startswith(who)), None)
+        theirs = next((who for who in RIVALS if row["name"].startswith(who)), None)
         if row["of"] not in ({theirs} if theirs else {"refmoe", "floor"}):
             yield row["name"], f"is said to be of {row['of']}"
         if row["of"] == "floor" and not _FLOORS.fullmatch(row["name"]):
@@ -315,25 +325,73 @@ def _sweep(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             lacking = set(needed) - found.get(operation, {}).get(of, set())
             if lacking:
                 yield operation, f"has no row of {of} at {', '.join(map(str, sorted(lacking)))} tokens"
-    products = [row for row in rows if row["operation"].startswith("GEMM")]
-    fastest = min((row["microseconds"] for row in products if row["of"] == "DeepGEMM"), default=None)
-    if (fastest is None) != ("DeepGEMM" in document["absent"]):
-        yield "absent", f"says {document['absent']}, and its rows say otherwise"
-    for row in products:
+    products: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["operation"].startswith("GEMM"):
+            products.setdefault((row["operation"], row["tokens"]), []).append(row)
+    for problem in products.values():
+        yield from _swept_products(problem)
+    any_of = any(row["of"] == "DeepGEMM" for row in rows)
+    if any_of == ("DeepGEMM" in document["absent"]):
+        yield "absent", f"says {list(document['absent'])}, and its rows say otherwise"
+    if "peers" in document:
+        yield from _swept_peers(document, found)
+    for name, (differing, whole) in document["differing"].items():
+        if not 0 <= differing <= whole or whole < _COMPARED:
+            yield name, f"{differing:,} of {whole:,} bytes differ"
+    # What has a peer's name in front of it is of no peer that every sweep has.
+    results = sum(": " not in name for name in document["differing"])
+    if results < _COMPARED_RESULTS:
+        yield "differing", f"has {results} results; needed {_COMPARED_RESULTS}"
+
+
+def _swept_products(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Of the products of one problem, figures that do not follow from their times."""
+    fastest = min((row["microseconds"] for row in rows if row["of"] == "DeepGEMM"), default=None)
+    for row in rows:
         over = row.get("deepgemm_over_this")
         if fastest is not None and is_number(over) and abs(over - fastest / row["microseconds"]) > 2 * _RATIO:
             yield (
                 row["name"],
                 f"DeepGEMM over it is said to be {over}; the times have {fastest / row['microseconds']:.3f}",
             )
-    flops = {row["teraflops"] * row["microseconds"] for row in products if is_number(row.get("teraflops"))}
+    flops = {row["teraflops"] * row["microseconds"] for row in rows if is_number(row.get("teraflops"))}
     if flops and max(flops) > min(flops) * 1.02:
         yield "GEMM", "its TFLOP/s by its microseconds are of unlike problems"
-    for name, (differing, whole) in document["differing"].items():
-        if not 0 <= differing <= whole or whole < _COMPARED:
-            yield name, f"{differing:,} of {whole:,} bytes differ"
-    if len(document["differing"]) < _COMPARED_RESULTS:
-        yield "differing", f"has {len(document['differing'])} results; needed {_COMPARED_RESULTS}"
+
+
+def _swept_peers(document: Mapping[str, Any], found: Mapping[str, Mapping[str, set[int]]]) -> Iterator[tuple[str, str]]:
+    """Of a sweep that says who took part: who is unaccounted for, and rows that neither exist nor are said to fail.
+
+    Args:
+        document: the report.
+        found: the numbers of tokens that have a row, by operation of a model, and by whose it is.
+    """
+    versions, absent, failed = document["peers"], document["absent"], document.get("failed", {})
+    for what, said in (("peers", versions), ("absent", absent), ("failed", failed)):
+        if not isinstance(said, Mapping) or not all(isinstance(text, str) and text for text in said.values()):
+            yield what, "is no text for each name"
+            return
+    for who in RIVALS:
+        if (who in versions) == (who in absent):
+            yield who, "is neither said to take part nor to be absent" if who not in versions else "is said to be both"
+    for of in ("floor", "refmoe"):
+        if lacking := set(_TOKENS) - found.get(_DRAWN, {}).get(of, set()):
+            yield _DRAWN, f"has no row of {of} at {', '.join(map(str, sorted(lacking)))} tokens"
+    needed = [(_DRAWN, "DeepGEMM")]
+    for who, operations in OPTIONAL_RIVALS.items():
+        needed += [(key, who) for key in _SWEPT if key.partition(" of ")[0] in operations]
+    for key, who in needed:
+        lacking = set(_TOKENS) - found.get(key, {}).get(who, set())
+        if who in versions and lacking and not any(name.startswith(who) and _fails(name, key) for name in failed):
+            yield key, f"has no row of {who} at {', '.join(map(str, sorted(lacking)))} tokens, and no failure of it"
+        if who in absent and found.get(key, {}).get(who):
+            yield key, f"has rows of {who}, which is said to be absent"
+
+
+def _fails(name: str, operation: str) -> bool:
+    """Whether a failure is one of an operation of a model: "peer: operation of model", or DeepGEMM's rows."""
+    return name.endswith(f": {operation}") or (operation == _DRAWN and name.startswith("DeepGEMM"))
 
 
 _BY_NAME = {

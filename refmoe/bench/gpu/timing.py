@@ -227,13 +227,21 @@ def rows_of(group: Sequence[Contender | Calls], samples: Sequence[Sequence[float
     ]
 
 
-def interleaved(device: CudaDevice, contenders: Sequence[Contender | Calls]) -> list[list[float]]:
-    """Microseconds of one node of each, by rounds, which alternate between them, so that drift hits all alike."""
+def interleaved(
+    device: CudaDevice, contenders: Sequence[Contender | Calls], target_nodes: int = TARGET_NODES
+) -> list[list[float]]:
+    """Microseconds of one node of each, by rounds, which alternate between them, so that drift hits all alike.
+
+    Args:
+        device: the GPU.
+        contenders: what is timed.
+        target_nodes: about how many nodes a graph has; milliseconds need fewer than microseconds.
+    """
     torch = device.torch
     graphs = []
     for one in contenders:
         sets = len(one.sets)
-        nodes = max(TARGET_NODES // sets, 1) * sets
+        nodes = max(target_nodes // sets, 1) * sets
         for turn in range(sets):
             one.enqueue(turn)
         try:

@@ -8,6 +8,15 @@ from typing import Any
 from refmoe.bench.page.text import paragraph, table
 
 Row = Mapping[str, Any]
+TORCH, DEEPGEMM = "torch.compile", "DeepGEMM"
+#: What is timed of the other peers, as sentences.
+PEERS: Mapping[str, str] = {
+    "FlashInfer": "Of FlashInfer it is `mxfp8_quantize`.",
+    "Triton": "Triton's kernels are written by hand for this table.",
+    "torchao": "Of torchao it is `to_mx`, compiled by `torch.compile`.",
+}
+#: Operations of the first GEMM: of tokens that choose evenly, and that choose at random.
+EVEN, DRAWN = "GEMM1, block FP8", "GEMM1, block FP8, drawn choices"
 
 
 def lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -31,7 +40,10 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
         sets at most, so that up to some dozens of tokens the L2 cache is warm, for both.
     """)
     yield ""
-    yield from paragraph(_compared(report["differing"]))
+    yield from paragraph(_compared({name: each for name, each in report["differing"].items() if ": " not in name}))
+    if "peers" in report:
+        yield ""
+        yield from paragraph(_peers(report))
     yield ""
     yield "![The time of each operation over the number of tokens, beside torch and the floor](bench_sweep.png)"
     for model in dict.fromkeys(row["model"] for row in rows):
@@ -43,10 +55,40 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield from paragraph(_where_torch_is_faster(mine))
     yield from _layers(rows)
+    yield from _drawn_products(report)
     yield from _products(rows)
-    for peer in report["absent"]:
+    for line in _missing(report):
         yield ""
-        yield f"{peer} could not run on this machine."
+        yield from paragraph(line)
+
+
+def _peers(report: Mapping[str, Any]) -> str:
+    """Who else took part, and how their results compare."""
+    others = {name: version for name, version in report["peers"].items() if name not in (TORCH, DEEPGEMM)}
+    if not others:
+        return f"torch is {report['peers'].get(TORCH, 'absent')}. No other peer of these operations took part."
+    told = ", ".join(f"{name} {version}" for name, version in others.items())
+    counted = [
+        f"{unlike:,} of {whole:,} bytes of {peer}'s {what} are others"
+        for name, (unlike, whole) in report["differing"].items()
+        for peer, _, what in (name.partition(": "),)
+        if peer in others and unlike
+    ]
+    differ = f"Compared at the most tokens, {'; '.join(counted)}." if counted else "Their bytes are the kernels'."
+    return f"""
+        Further peers in the same run, beside torch {report["peers"].get(TORCH, "")}: {told}. A row with a peer's name
+        has its time divided by the kernel's. {" ".join(PEERS[name] for name in others if name in PEERS)} {differ}
+    """
+
+
+def _missing(report: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each peer that was not there, or failed."""
+    absent = report["absent"]
+    for peer in absent:
+        why = f": {absent[peer]}" if isinstance(absent, Mapping) else ""
+        yield f"{peer} could not run on this machine{why.rstrip('.')}."
+    for what, said in report.get("failed", {}).items():
+        yield f"{what} failed: {said.rstrip('.')}."
 
 
 def _compared(differing: Mapping[str, Sequence[int]]) -> str:
@@ -73,6 +115,11 @@ def _operation_rows(rows: Sequence[Row], tokens: Sequence[int]) -> Iterator[Sequ
         if any(theirs):
             pairs = zip(theirs, ours, strict=True)
             yield f"{operation}, torch", *("" if other is None else _times(other, row) for other, row in pairs)
+        for peer in dict.fromkeys(row["of"] for row in rows if row["operation"] == operation):
+            if peer not in ("floor", "refmoe", TORCH):
+                others = [held.get((operation, count, peer)) for count in tokens]
+                each = zip(others, ours, strict=True)
+                yield f"{operation}, {peer}", *("" if other is None else _times(other, row) for other, row in each)
 
 
 def _held(rows: Sequence[Row]) -> dict[tuple[str, int, str], Row]:
@@ -121,9 +168,44 @@ def _layer_rows(rows: Sequence[Row], layer: str, tokens: Sequence[int]) -> Itera
     yield "times the sum of floors", *(f"{held[layer, count]['ratio_to_floor']:.2f}" for count in tokens)
 
 
+def _drawn_products(report: Mapping[str, Any]) -> Iterator[str]:
+    """A table of refmoe's kernel and DeepGEMM's layouts at each number of tokens."""
+    rows = [row for row in report["rows"] if row["operation"] == DRAWN]
+    if not rows:
+        return
+    tokens = sorted({row["tokens"] for row in rows})
+    ours = {row["tokens"]: row for row in rows if row["of"] == "refmoe"}
+    yield ""
+    yield f"### The first GEMM of {rows[0]['model']} beside DeepGEMM"
+    yield ""
+    compared = {name: each for name, each in report["differing"].items() if name.startswith(f"{DEEPGEMM}: ")}
+    differ, whole = (sum(each[place] for each in compared.values()) for place in (0, 1))
+    said = f"Of {whole:,} bytes of its outputs {differ:,} are not the kernel's." if compared else ""
+    yield from paragraph(f"""
+        Tokens choose at random. The kernel is the one that the layer launches, and its floor is a copy of the weights
+        of the experts that are chosen, the tokens and the output. DeepGEMM {report["peers"].get(DEEPGEMM, "")} takes
+        the same rows in two layouts: *contiguous*, each expert's from a multiple of a tile on, and *masked*, each
+        expert's in a place of equal size. Its rows have its time divided by the kernel's. Laying rows out is not timed.
+        {said}
+    """)
+    yield ""
+    yield from table(("GEMM", *(f"M = {count:,}" for count in tokens)), _drawn_rows(rows, ours, tokens))
+
+
+def _drawn_rows(rows: Sequence[Row], ours: Mapping[int, Row], tokens: Sequence[int]) -> Iterator[Sequence[str]]:
+    yield "refmoe, µs", *(f"{ours[count]['microseconds']:.2f}" for count in tokens)
+    yield "refmoe, floor", *(f"{ours[count]['ratio_to_floor']:.2f}" for count in tokens)
+    theirs = [row for row in rows if row["of"] == DEEPGEMM]
+    held = {(row["name"].rpartition(", M = ")[0], row["tokens"]): row for row in theirs}
+    for name in sorted({name for name, _ in held}):
+        found = [held.get((name, count)) for count in tokens]
+        pairs = zip(found, tokens, strict=True)
+        yield name, *("" if other is None else _times(other, ours[count]) for other, count in pairs)
+
+
 def _products(rows: Sequence[Row]) -> Iterator[str]:
     """The fastest of DeepGEMM's kernels beside the fastest of refmoe's."""
-    products = [row for row in rows if row["operation"].startswith("GEMM")]
+    products = [row for row in rows if row["operation"] == EVEN]
     of = {who: [row for row in products if row["of"] == who] for who in ("refmoe", "DeepGEMM")}
     if not of["refmoe"] or not of["DeepGEMM"]:
         return
