@@ -53,7 +53,7 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
         mine = [row for row in rows if row["model"] == model and not row["operation"].startswith(("layer", "GEMM"))]
         yield from _operations(mine)
         yield ""
-        yield from paragraph(_where_torch_is_faster(mine))
+        yield from paragraph(_where_peers_are_faster(mine))
     yield from _layers(rows)
     yield from _drawn_products(report)
     yield from _products(rows)
@@ -126,14 +126,20 @@ def _held(rows: Sequence[Row]) -> dict[tuple[str, int, str], Row]:
     return {(row["operation"], row["tokens"], row["of"]): row for row in rows}
 
 
-def _where_torch_is_faster(rows: Sequence[Row]) -> str:
-    """A sentence."""
-    held, faster = _held(rows), dict[str, list[int]]()
+def _where_peers_are_faster(rows: Sequence[Row]) -> str:
+    """A sentence for each peer."""
+    held, faster = _held(rows), dict[str, dict[str, list[int]]]()
     for (operation, count, of), row in sorted(held.items(), key=lambda item: item[0][1]):
-        if of == "torch.compile" and row["microseconds"] < held[operation, count, "refmoe"]["microseconds"]:
-            faster.setdefault(operation, []).append(count)
-    said = [f"{operation} at M = {', '.join(f'{count:,}' for count in of)}" for operation, of in faster.items()]
-    return f"torch is faster at {'; '.join(said)}." if said else "torch is faster nowhere."
+        if of not in ("floor", "refmoe"):
+            where = faster.setdefault("torch" if of == TORCH else of, {})
+            if row["microseconds"] < held[operation, count, "refmoe"]["microseconds"]:
+                where.setdefault(operation, []).append(count)
+    return " ".join(f"{peer} is faster {_places(where)}." for peer, where in faster.items())
+
+
+def _places(where: Mapping[str, Sequence[int]]) -> str:
+    said = [f"{operation} at M = {', '.join(f'{count:,}' for count in of)}" for operation, of in where.items()]
+    return f"at {'; '.join(said)}" if said else "nowhere"
 
 
 def _times(other: Row, row: Row) -> str:
