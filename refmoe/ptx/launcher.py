@@ -631,8 +631,14 @@ def _check_shape(module: Module, code: Code, grid: Index3, block: Index3, warps:
     threads = math.prod(block)
     if threads > 1024 or block[0] > 1024 or block[1] > 1024 or block[2] > 64:
         raise ArgumentMismatch(f"block {block}: at most 1024 threads, (1024, 1024, 64)")
-    if grid[0] >= 1 << 31 or max(grid[1:]) > 65535 or math.prod(grid) * warps * 32 > MAX_THREADS:
-        raise ArgumentMismatch(f"grid {grid} of blocks of {threads} threads is too large")
+    if grid[0] >= 1 << 31 or max(grid[1:]) > 65535:
+        raise ArgumentMismatch(f"grid {grid}: at most (2147483647, 65535, 65535) blocks")
+    if (lanes := math.prod(grid) * warps * 32) > MAX_THREADS:
+        # A chip takes such a grid: a record of an access has no room for the number of its thread.
+        raise ArgumentMismatch(
+            f"grid {grid} of blocks of {threads} threads is too large for the executor: {lanes} threads, counted in "
+            f"whole warps, and it takes at most {MAX_THREADS}"
+        )
     directives = code.entry.directives
     most = directives.get("maxntid")
     if most and threads > math.prod(most):

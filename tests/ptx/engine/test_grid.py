@@ -58,6 +58,22 @@ def test_blocks_that_do_not_exist(blocks, message: str) -> None:
         marked(blocks)
 
 
+@pytest.mark.parametrize(
+    ("grid", "block", "message"),
+    [
+        # A chip takes the first two (perlin and shuffle of HeCBench): warps count whole, 8 threads or 32.
+        ((3840, 2160, 1), (16, 16, 1), r"too large for the executor: 2123366400 threads.* at most 134217728"),
+        ((1 << 24, 1, 1), (8, 1, 1), r"too large for the executor: 536870912 threads.* at most 134217728"),
+        ((1, 65536, 1), (1, 1, 1), r"at most \(2147483647, 65535, 65535\) blocks"),
+        ((1 << 31, 1, 1), (1, 1, 1), r"at most \(2147483647, 65535, 65535\) blocks"),
+    ],
+)
+def test_a_grid_that_is_too_large_is_told_the_limit(grid, block, message: str) -> None:
+    module = ptx.Module.parse(text(MARK))
+    with pytest.raises(ptx.ArgumentMismatch, match=message):
+        ptx.launch(module, "k", grid, block, [np.zeros(1, np.uint32), None, 0])
+
+
 def test_numbers_and_indices_are_inverse() -> None:
     for size, cluster in (((3, 4, 2), (1, 1, 1)), ((4, 6, 2), (2, 3, 1)), ((8, 1, 2), (2, 1, 2))):
         grid = Grid(size, cluster)
