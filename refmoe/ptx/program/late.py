@@ -154,7 +154,7 @@ def _relaxed(instruction: Instruction) -> MemoryOpcode | None:
 _Apart = Callable[[Instruction, Instruction, Block], bool]
 
 
-def is_passed(instruction: Instruction) -> bool:
+def _is_passed(instruction: Instruction) -> bool:
     """Whether it is a fence, an acquire or a release, which a load may pass: it orders nothing by itself."""
     stem, *parts = instruction.opcode.split(".")
     if stem == "fence":
@@ -175,7 +175,7 @@ def _is_crossed(access: Instruction, other: Instruction, block: Block) -> bool:
     """`_is_apart`, but for a fence, an acquire or a release that a load passes, or a release that an atomic does."""
     if not communicates(other):
         return _is_apart(access, other, block)
-    return is_passed(other) and (access.opcode.startswith("ld.") or other.opcode.startswith(("st.", "red.release")))
+    return _is_passed(other) and (access.opcode.startswith("ld.") or other.opcode.startswith(("st.", "red.release")))
 
 
 def _is_apart(access: Instruction, other: Instruction, block: Block) -> bool:

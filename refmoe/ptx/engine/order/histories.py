@@ -102,7 +102,7 @@ class History:
         self, lane: int, record: int, knows: Knows, choices: Choosing,
         admits: Callable[[RecordedWrite], bool] | None = None,
     ) -> RecordedWrite:  # fmt: skip
-        """The write that a lane's read takes; where `admits` is given one of those, or the oldest one if it is none."""
+        """The write that a lane's read takes: with `admits` one that it admits, or the oldest if it admits none."""
         oldest, newest = self._oldest(knows), len(self.writes) - 1
         place = newest
         if admits is not None:
