@@ -6,9 +6,11 @@ on both.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -180,6 +182,18 @@ class LaunchState:
         self.warnings.setdefault(error.cause, error)
 
 
+@lru_cache(maxsize=4)
+def _numbers(ctas: int, per_cta: int, threads: int) -> tuple[Array, Array, Array, Array, Array]:
+    """Of each lane of some CTAs: its number, that in its warp, that of its warp's first lane, that of its CTA; and
+    whether a thread of the CTA is there. Every machine of this shape has these arrays, and nobody may change them.
+    """
+    lanes = np.arange(ctas * per_cta)
+    found = lanes, lanes & 31, lanes & ~31, lanes // per_cta, lanes % per_cta < threads
+    for each in found:
+        each.setflags(write=False)
+    return found
+
+
 class Lanes(ABC):
     """The lanes of some CTAs.
 
@@ -211,11 +225,9 @@ class Lanes(ABC):
         per_cta = self.warps * 32
         self.lanes = ctas * per_cta
         self.first_thread = first_cta * per_cta
-        self.all_lanes = np.arange(self.lanes)
-        self.lane_in_warp = self.all_lanes & 31
-        self.warp_start = self.all_lanes & ~31
-        self.lane_cta = self.all_lanes // per_cta
-        self.exist = self.all_lanes % per_cta < int(np.prod(launch.block))
+        self.all_lanes, self.lane_in_warp, self.warp_start, self.lane_cta, self.exist = _numbers(
+            ctas, per_cta, math.prod(launch.block)
+        )
         self.alive = self.exist
         self._living = int(self.alive.sum())
         self.specials = self._specials()

@@ -217,12 +217,13 @@ class Machine(Runner):
     def _watch_shared(self) -> None:
         """Records of who accessed shared memory begin."""
         self._forget_accesses(self.shared)
+        if not self.launch.shared_bytes:
+            return
         size, warps = self.shared.data.size, self.clocks.warps
-        shadow: RaceShadow
         if self.code.has_bulk:
             groups = -(-warps // WARPGROUP) if self.code.has_warpgroups else 0
             bulk = ExactBulkShadow if self.shared.name in self.launch.exact else BulkShadow
-            shadow = bulk(size, warps, groups)
+            shadow: RaceShadow = bulk(size, warps, groups)
         else:
             kind = ExactShadow if self.shared.name in self.launch.exact else RaceShadow
             shadow = kind(size, warps)

@@ -159,7 +159,9 @@ def settled(
         RaceError: with its finding, if the checks ask for that.
         PtxError: what else went wrong.
     """
-    explainer = Explainer(module, shape, attempt, agreeing, steps, allowance)
+    # Not made for a launch without races: it refers to itself, and with it the caller's arrays would outlive the launch
+    # until the garbage collector runs.
+    explainer: Explainer | None = None
     explains = checks.explain and _EXPLAINS.get()
     exact: frozenset[str] = frozenset()
     running, milder = module, list[RaceError]()
@@ -173,6 +175,7 @@ def settled(
                 continue
             if not explains or steps() > LONGEST_SEEN:
                 raise
+            explainer = explainer or Explainer(module, shape, attempt, agreeing, steps, allowance)
             consumed = explainer.collective(error, running, exact)
             if consumed is None:
                 raise explainer.explained(error, running, exact).with_traceback(error.__traceback__) from None
@@ -185,6 +188,7 @@ def settled(
             return outcome, (*outcome.warnings, *milder)
         outcome.take_back()
         allowance.for_warnings()
+        explainer = explainer or Explainer(module, shape, attempt, agreeing, steps, allowance)
         found = [explainer.explained(each, running, exact) for each in outcome.warnings[:_WARNINGS]]
         rest = outcome.warnings[_WARNINGS:]
         return attempt(running, exact, None, False), (*found, *rest, *milder)

@@ -16,6 +16,7 @@ look up: from buffers that nobody writes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,6 +32,8 @@ Value = Any
 _RECORD_SHIFT = 3
 _LINE_SHIFT = 7
 _LANES_SHIFT = 5
+_CACHE_LINE = 64
+_PREFETCH, _KEPT_NEAR, _DATA = "llvm.prefetch.p0", 3, 1
 
 
 @dataclass(frozen=True)
@@ -210,6 +213,11 @@ class Consecutive:
         self.here = ir.Constant(vector(1), [1] * LANES)
         self.acting = word(LANES)
 
+    @property
+    def _all_bytes(self) -> int:
+        """What 32 lanes access."""
+        return LANES * self.variant.width
+
     def build(self, anywhere: Any) -> None:
         """Do the access if it is of this kind; else call `anywhere`, with the same arguments, which does any."""
         build, of, own = self.build_, self.of, self.variant.width.bit_length()
@@ -273,19 +281,65 @@ class Consecutive:
 
     def _load_apart(self) -> None:
         """Load each lane's elements, and give each vector its own; lanes that do not act get those of the last one."""
-        build, last = self.build_, self.build_.sub(self.acting, word(1))
+        build = self.build_
         begin = build.add(field(build, self.row, Row.DATA), self.first)
+        # Two loads of 16 bytes by each lane lie in the same lines: the first one asks for all of them.
+        self._expect(build.add(begin, build.mul(self._distance, word(LANES))), 2 * self._all_bytes)
+        if not self.in_part:
+            self._deal_apart(begin, whole=True)
+            return
+        everyone = build.icmp_unsigned("==", self.acting, word(LANES))
+        with build.if_else(everyone) as (whole, first_ones):
+            with whole:
+                self._deal_apart(begin, whole=True)
+            with first_ones:
+                self._deal_apart(begin, whole=False)
+
+    def _deal_apart(self, begin: Value, *, whole: bool) -> None:
+        """`_load_apart` from an address, for a whole warp or its first lanes."""
+        build, last = self.build_, self.build_.sub(self.acting, word(1))
         kind = ir.VectorType(ir.IntType(self.bits), self.count)
-        parts = []
+        parts, place = [], begin
         for lane in range(LANES):
-            number = word(lane)
-            if self.in_part:
-                number = build.select(build.icmp_unsigned("<", number, last), number, last)
-            place = build.inttoptr(build.add(begin, build.mul(self._distance, number)), POINTER)
-            parts.append(build.load(place, typ=kind, align=self.variant.width))
+            if lane:
+                after = build.add(place, self._distance)
+                place = after if whole else build.select(build.icmp_unsigned(">", word(lane), last), place, after)
+            parts.append(build.load(build.inttoptr(place, POINTER), typ=kind, align=self.variant.width))
+        if self.count == 4 and self.bits == 32:
+            self._deal_words(parts)
+            return
         while len(parts) > 1:
             parts = [self._joined(*parts[number : number + 2]) for number in range(0, len(parts), 2)]
         self._deal(parts[0])
+
+    def _deal_words(self, parts: Sequence[Value]) -> None:
+        """Four words of each lane as four vectors, by transposing squares of 4 x 4 words.
+
+            of 16 lanes   row k:  | k   | k+4 | k+8 | k+12 |      four words of each
+            1. words of rows 0 and 1, and of 2 and 3, by turns    2. pairs of words of these by turns
+
+        An instruction does a step of four squares: their words stay in the same 128 bits.
+        """
+        halves = []
+        for first in range(0, LANES, 16):
+            rows = []
+            for row in range(first, first + 4):
+                left, right = self._joined(parts[row], parts[row + 4]), self._joined(parts[row + 8], parts[row + 12])
+                rows.append(self._joined(left, right))
+            low = [self._by_turns(rows[number], rows[number + 1], 0, 1) for number in (0, 2)]
+            high = [self._by_turns(rows[number], rows[number + 1], 2, 1) for number in (0, 2)]
+            halves.append([self._by_turns(*pair, begin, 2) for pair in (low, high) for begin in (0, 2)])
+        for element, (one, other) in enumerate(zip(*halves, strict=True)):
+            self.build_.store(self._joined(one, other), self.of.element(element), align=32)
+
+    def _by_turns(self, one: Value, other: Value, begin: int, words: int) -> Value:
+        """Of each 128 bits two words from word `begin` on: `words` of the one vector, as many of the other."""
+        size, order = one.type.count, []
+        for square in range(0, size, 4):
+            for place in range(square + begin, square + begin + 2, words):
+                for source in (0, size):
+                    order += [source + each for each in range(place, place + words)]
+        return self.build_.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), size), order))
 
     def _joined(self, one: Value, other: Value) -> Value:
         """Two vectors, one behind the other."""
@@ -323,10 +377,12 @@ class Consecutive:
                 leave_if(build, build.icmp_unsigned("!=", build.bitcast(missing, kind), ir.Constant(kind, 0)), 1)
         with build.if_then(watched):
             self._order()
-        data = field(build, self.row, Row.DATA)
+        data, next_warp = field(build, self.row, Row.DATA), build.add(self.first, word(self._all_bytes))
         if not self.variant.stores:
+            self._expect(build.add(data, next_warp), self._all_bytes)
             self._deal(self._load(data))
             return
+        self._expect(build.add(data, next_warp), self._all_bytes)
         kept = field(build, self.row, Row.KEPT)
         with build.if_then(build.icmp_unsigned("!=", kept, word(0))):
             held = build.load(build.inttoptr(build.add(kept, build.shl(page, word(3))), POINTER), typ=WORD)
@@ -334,6 +390,7 @@ class Consecutive:
                 build.call(of.keep, [self.row, page])
         self._store(self._collected(), data)
         with build.if_then(has_valid):
+            self._expect(build.add(valid, next_warp), self._all_bytes)
             self._store(self._constant(-1), valid)
 
     # Data: elements of all lanes as they lie in memory
@@ -413,6 +470,19 @@ class Consecutive:
         order = [place // 2 + place % 2 * size for place in range(2 * size)]
         return self.build_.shuffle_vector(even, odd, ir.Constant(ir.VectorType(ir.IntType(32), 2 * size), order))
 
+    def _expect(self, place: Value, size: int) -> None:
+        """Ask for bytes that the next warp is likely to want: neighbouring warps mostly access neighbouring memory.
+
+        A warp is over before the processor sees a stream in its accesses. Nothing happens where there is no memory.
+        """
+        build, module, number = self.build_, self.of.function.module, ir.IntType(32)
+        function = module.globals.get(_PREFETCH)
+        if function is None:
+            function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, number, number, number]), _PREFETCH)
+        how = [ir.Constant(number, each) for each in (int(self.variant.stores), _KEPT_NEAR, _DATA)]
+        for begin in range(0, size, _CACHE_LINE):
+            build.call(function, [build.inttoptr(build.add(place, word(begin)), POINTER), *how])
+
     # Races
 
     def _records(self, column: Value, slot: Value) -> Value:
@@ -434,6 +504,9 @@ class Consecutive:
         order = self._order_store if self.variant.stores else self._order_load
         with build.if_else(build.icmp_unsigned("==", state, word(own)), likely=True) as (alike, finer):
             with alike:
+                if self.variant.stores:
+                    behind = build.add(slot, word(LANES << _RECORD_SHIFT))
+                    self._expect(build.add(field(build, self.row, Row.WRITES), behind), LANES << _RECORD_SHIFT)
                 order(Records(slot, self.here, BY_LANE), columns)
             with finer:
                 self._order_parts(slot, build.sub(word(own), state), columns)

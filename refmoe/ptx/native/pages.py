@@ -16,7 +16,7 @@ from refmoe.native.builder import TextBuilder
 from refmoe.native.compiler import Native
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.native.scalar import POINTER, WORD, at, column_bit, counted, field, word
-from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT
+from refmoe.ptx.state.pages import ONE_BYTE, PAGE, PAGE_SHIFT
 
 Value = Any
 _SIGNATURE = ir.FunctionType(ir.VoidType(), [POINTER, WORD])
@@ -85,21 +85,54 @@ def refine(module: Any, width: int) -> Any:
 
 
 def keep(module: Any) -> Any:
-    """`keep(row, page)`: keep the bytes of a page, unless they are kept."""
+    """`keep(row, page)`: keep the bytes of a page, unless they are kept.
+
+    Of a page of one byte over and over, as nobody has written yet, the byte is all there is to keep.
+    """
     function, build, row, page = _function(module, "keep")
     kept = _word(build, _pointer(build, row, Row.KEPT), page)
     with build.if_then(build.icmp_unsigned("!=", build.load(kept, typ=WORD), word(0))):
         build.ret_void()
     first = build.shl(page, word(PAGE_SHIFT))
     source = at(build, _pointer(build, row, Row.DATA), first)
+    room = _room(build, field(build, row, Row.SIZE), page)
+    copying = build.append_basic_block()
+    with build.if_then(build.icmp_unsigned("==", room, word(PAGE))):
+        byte = build.zext(build.load(source, typ=ir.IntType(8)), WORD)
+        alike = _splat(build, build.mul(byte, word(0x0101010101010101)))
+        some = _looked_for(module)
+        with counted(build, word(PAGE >> _PIECE_SHIFT)) as number:
+            piece = at(build, source, build.shl(number, word(_PIECE_SHIFT)))
+            differs = build.call(some, [build.xor(build.load(piece, typ=_RECORDS, align=1), alike)])
+            following = build.append_basic_block()
+            build.cbranch(build.icmp_unsigned("!=", differs, word(0)), copying, following)
+            build.position_at_end(following)
+        build.store(build.add(byte, word(ONE_BYTE)), kept)
+        build.ret_void()
+    build.branch(copying)
+    build.position_at_end(copying)
     target = at(build, _pointer(build, row, Row.BEFORE), first)
     signature = ir.FunctionType(ir.VoidType(), [POINTER, POINTER, WORD, ir.IntType(1)])
     # The C library's, which is in every process.
     copy = ir.Function(module, signature, "llvm.memcpy.p0.p0.i64")
-    build.call(copy, [target, source, _room(build, field(build, row, Row.SIZE), page), ir.Constant(ir.IntType(1), 0)])
+    build.call(copy, [target, source, room, ir.Constant(ir.IntType(1), 0)])
     build.store(word(1), kept)
     build.ret_void()
     return function
+
+
+def _looked_for(module: Any) -> Any:
+    """An intrinsic that is not zero where one of a piece's words is not."""
+    name = f"llvm.vector.reduce.or.v{_RECORDS.count}i64"
+    held = module.globals.get(name)
+    return ir.Function(module, ir.FunctionType(WORD, [_RECORDS]), name) if held is None else held
+
+
+def _splat(build: Any, value: Value) -> Value:
+    """A word in each place of a piece."""
+    undefined, number = ir.Constant(_RECORDS, ir.Undefined), ir.IntType(32)
+    one = build.insert_element(undefined, value, ir.Constant(number, 0))
+    return build.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(number, _RECORDS.count), None))
 
 
 class PageFunctions:
@@ -120,11 +153,6 @@ class PageFunctions:
 def functions() -> PageFunctions:
     """The one instance, made when first asked for."""
     return PageFunctions()
-
-
-def _looked_for(module: Any) -> Any:
-    """An intrinsic that is not zero where one of a piece's records is not."""
-    return ir.Function(module, ir.FunctionType(WORD, [_RECORDS]), f"llvm.vector.reduce.or.v{_RECORDS.count}i64")
 
 
 def _text() -> str:

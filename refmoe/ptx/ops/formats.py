@@ -137,6 +137,20 @@ def _shifted(x: Word, places: Word | int, rounding: str, negative: Word) -> Word
     return (x + ((unit - 1) & -away(rounding, negative))) >> places
 
 
+def _below_normal(magnitude: Word, of: BitFormat, to: BitFormat) -> Word:
+    """Numbers below the least normal one of `to` as its codes, to nearest even; the registers are as wide as `of`.
+
+    Beside a power of two whose unit is the least subnormal of `to`, an addition rounds to that unit. A sum that reaches
+    the least normal number is its code.
+    """
+    unit = of.bias - to.bias + 1 - to.mantissa
+    # All that is below half a unit becomes 0. So is what stands for it here, which is no subnormal number of `of`.
+    operand = magnitude.signed_at_least((unit - 2) << of.mantissa)
+    beside = every(magnitude.lanes, (unit + of.mantissa) << of.mantissa, magnitude.bits)
+    total = magnitude.lanes.build.fadd(operand.as_float(), beside.as_float())
+    return magnitude.from_float(total) - beside
+
+
 def rounded(
     x: Word, of: BitFormat, to: BitFormat, rounding: str, *, flush: bool = False, satfinite: bool = False
 ) -> Word:
@@ -163,6 +177,9 @@ def rounded(
     elif flush:
         kept = _shifted(magnitude, drop, rounding, negative)
         kept = (kept < least >> drop).choose(0, kept - (rebias >> drop))
+    elif rounding == "rn" and x.bits == of.exponent + of.mantissa + 1 >= 32:
+        small = _below_normal(magnitude, of, to)
+        kept = (magnitude < least).choose(small, _shifted(magnitude - rebias, drop, rounding, negative))
     else:
         # Below the least normal number of `to` the unit no longer shrinks with the number: more places are dropped, of
         # a fraction with its leading one. The subnormals of `of` have none, and 0 must not get one. How many places

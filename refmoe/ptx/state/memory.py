@@ -279,13 +279,14 @@ class Arena:
     def release(self) -> None:
         """The launch has ended well: give memory back in which it kept what it had to know."""
         for region in self.regions:
+            if region.shadow is not None:
+                region.shadow.release()
+                region.shadow = None
             if region.journal is not None:
                 if region.unwritten:
                     region.release_valid()
                 region.journal.release()
-            if region.shadow is not None:
-                region.shadow.release()
-                region.shadow = None
+            region.release()
 
     def restore(self) -> None:
         """Put back what the caller's arrays held; which pages the launch wrote stays known."""

@@ -15,6 +15,8 @@ Array = Any
 POISON = 0xCD
 PAGE_SHIFT = 12
 PAGE = 1 << PAGE_SHIFT
+# Of a journal: a page held one byte over and over, which is added to this.
+ONE_BYTE = 2
 # Of Linux's pagemap (Documentation/admin-guide/mm/pagemap.rst): a page is present, and mapped by nobody else.
 _ENTRY = np.dtype(np.uint64)
 _RESIDENT = np.uint64(1 << 63 | 1 << 56)
@@ -150,6 +152,11 @@ def resident_bytes(array: Array) -> int:
     return total * size
 
 
+def _split(pages: Array, breaks: Array) -> list[Array]:
+    """Pages [n] in parts; `breaks` [n - 1] says behind which one a part ends."""
+    return np.split(pages, np.flatnonzero(breaks) + 1) if pages.size else []
+
+
 class Journal:
     """What a buffer held before a launch, of the pages that the launch has written.
 
@@ -157,8 +164,9 @@ class Journal:
         data: uint8 [n], the buffer, which is written in place.
 
     Attributes:
-        kept: int64 [pages], 1 for each page whose bytes are kept.
-        before: uint8 [n], the bytes of those pages.
+        kept: int64 [pages], 1 for each page whose bytes lie in `before`, `ONE_BYTE` and a byte for each page that held
+            that byte alone, 0 for the others.
+        before: uint8 [n], the bytes of pages.
     """
 
     def __init__(self, data: Array) -> None:
@@ -179,9 +187,7 @@ class Journal:
     def written(self) -> list[tuple[int, int]]:
         """(first byte, byte behind the last) of runs of pages that may have been written, in order."""
         pages = self._pages()
-        breaks = np.flatnonzero(np.diff(pages) != 1) + 1
-        runs = np.split(pages, breaks) if pages.size else []
-        return [(int(run[0]) << PAGE_SHIFT, min((int(run[-1]) + 1) << PAGE_SHIFT, self.data.size)) for run in runs]
+        return [self._place(run) for run in _split(pages, np.diff(pages) != 1)]
 
     def release(self) -> None:
         """Give memory back: nobody asks any more what was there before."""
@@ -189,16 +195,29 @@ class Journal:
         self.kept[held] = 0
         cleared(self.kept, self.kept.nbytes)
         _SCRATCH.give(self.before, held.size << PAGE_SHIFT)
+        # Objects of the launch refer to each other, and would keep the caller's array until somebody collects garbage.
+        self.data = self.before = self.kept = np.zeros(0, np.uint8)
 
     def restore(self) -> None:
         """Put back what was there before the launch; which pages it wrote stays known."""
-        for begin, end in self.written:
-            self.data[begin:end] = self.before[begin:end]
+        for run in self._runs():
+            begin, end = self._place(run)
+            how = int(self.kept[run[0]])
+            self.data[begin:end] = self.before[begin:end] if how < ONE_BYTE else how - ONE_BYTE
 
     def undo(self) -> None:
         """Put back what was there before the launch."""
         self.restore()
         self.kept[self._pages()] = 0
+
+    def _runs(self) -> list[Array]:
+        """Pages whose bytes are kept, in order, those together that follow each other and are kept alike."""
+        pages = self._pages()
+        return _split(pages, (np.diff(pages) != 1) | (np.diff(self.kept[pages]) != 0))
+
+    def _place(self, run: Array) -> tuple[int, int]:
+        """The first byte of pages that follow each other, and the byte behind the last."""
+        return int(run[0]) << PAGE_SHIFT, min((int(run[-1]) + 1) << PAGE_SHIFT, self.data.size)
 
     def _pages(self) -> Array:
         """Those whose bytes are kept, in order.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
+import weakref
 from typing import Any
 
 import numpy as np
@@ -122,6 +124,38 @@ def test_a_launch_that_fails_puts_everything_back(shape: str, way: Way) -> None:
 
 
 @ways
+@pytest.mark.parametrize("other", [None, 0, 1, 255, 256, 4095])
+@pytest.mark.parametrize("byte", [0, 1, POISON, 255])
+def test_pages_of_one_byte_are_put_back(byte: int, other: int | None, way: Way) -> None:
+    """Of such a page the byte is kept alone; `other` is where each page holds another one."""
+    out = aligned(4 * PAGE)
+    out[:] = byte
+    if other is not None:
+        out[other::PAGE] ^= 0x40
+    out[2 * PAGE : 3 * PAGE] = byte ^ 0xFF
+    before = out.copy()
+    with pytest.raises(ptx.Trap):
+        launch(FILL.replace("{then}", "trap;"), [out, None, 0], way)
+    np.testing.assert_array_equal(out, before)
+
+
+@pytest.mark.parametrize("check", [True, False], ids=["races", "no races"])
+def test_a_launch_leaves_no_reference_to_an_array(check: bool) -> None:
+    """Else a caller's memory is given back when garbage is collected, and not before."""
+    out, read = np.zeros(4 * PAGE, np.uint8), np.zeros(PAGE, np.uint8)
+    held = [weakref.ref(each) for each in (out, read)]
+    gc.collect()
+    gc.disable()
+    try:
+        module = ptx.Module.parse(text(FILL.replace("{then}", "")), name="test.ptx")
+        ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [out, read, 0], checks=ptx.Checks(races=check))
+        del out, read
+        assert [each() for each in held] == [None, None]
+    finally:
+        gc.enable()
+
+
+@ways
 def test_the_last_bytes_of_an_odd_array_are_put_back(way: Way) -> None:
     out = aligned(PAGE + 7)
     out[:] = 5
@@ -169,15 +203,18 @@ def test_only_pages_that_were_written_are_kept(monkeypatch: pytest.MonkeyPatch) 
             self.journals = [region.journal for region in launch.arena.regions]
 
     out, source = untouched((1 << 24,), np.uint32), np.zeros(1 << 12, np.uint32)
+    out[40968 // 4] = 7
     source.flags.writeable = False
     keeper = Keeper(ways.args[1][0].view)
     buffer = ptx.Buffer(source, "in", writable=False)
-    launch("ld.global.u32 %r3, [%d1]; st.global.u32 [%d0 + 40960], 1; ret;", [out, buffer, 0], keeper)
+    body = "ld.global.u32 %r3, [%d1]; st.global.u32 [%d0 + 40960], 1; st.global.u32 [%d0 + 81920], 1; ret;"
+    launch(body, [out, buffer, 0], keeper)
     parameters, mine, theirs = keeper.journals
     assert parameters is theirs is None
-    assert mine.written == [(40960, 40960 + PAGE)]
+    assert mine.written == [(begin, begin + PAGE) for begin in (40960, 81920)]
+    # Of the second page, which held zeros, it is enough to know that.
     assert resident_bytes(mine.before) == mmap.PAGESIZE
-    assert resident_bytes(out) == mmap.PAGESIZE
+    assert resident_bytes(out) == 2 * mmap.PAGESIZE
 
 
 @ways
