@@ -40,7 +40,7 @@ def refuse_early_exit(
             exits.
     """
     clocks = machine.clocks
-    if clocks is None or instruction is None:
+    if clocks is None or instruction is None or machine.shared.shadow is None:
         return
     shadow = shadow_of(machine.shared)
     per_cta = machine.warps * 32
