@@ -326,9 +326,10 @@ class Consecutive:
             for row in range(first, first + 4):
                 left, right = self._joined(parts[row], parts[row + 4]), self._joined(parts[row + 8], parts[row + 12])
                 rows.append(self._joined(left, right))
-            low = [self._by_turns(rows[number], rows[number + 1], 0, 1) for number in (0, 2)]
-            high = [self._by_turns(rows[number], rows[number + 1], 2, 1) for number in (0, 2)]
-            halves.append([self._by_turns(*pair, begin, 2) for pair in (low, high) for begin in (0, 2)])
+            low, high = (
+                [self._by_turns(rows[number], rows[number + 1], begin, 1) for number in (0, 2)] for begin in (0, 2)
+            )
+            halves.append([self._by_turns(one, other, begin, 2) for one, other in (low, high) for begin in (0, 2)])
         for element, (one, other) in enumerate(zip(*halves, strict=True)):
             self.build_.store(self._joined(one, other), self.of.element(element), align=32)
 
