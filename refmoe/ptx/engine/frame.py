@@ -149,7 +149,9 @@ class Frame:
         if machine.strong is not None:
             where = self.where(guard)
             lanes = self.lanes() if where is None else self.lanes()[where]
-            machine.strong.fence(lanes, strength, sequential, machine.alive, order)
+            # No other fence is in order with one whose thread is alone in its scope.
+            in_order = sequential and strength > machine.alone
+            machine.strong.fence(lanes, strength, in_order, machine.alive, order)
             machine.tick(machine.launch.clock + 1)
 
     def proxy_fence(self, space: str, guard: Array | None) -> None:

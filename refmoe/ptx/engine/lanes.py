@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from refmoe.ptx.native import order
 from refmoe.ptx.schedule import Schedule
 from refmoe.ptx.state.memory import Arena, Region, owned_region
 from refmoe.ptx.state.numbers import different
-from refmoe.ptx.state.records import AGENTS
+from refmoe.ptx.state.records import AGENTS, CLUSTER, CTA
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.state.special_registers import Ticks
 from refmoe.ptx.state.special_registers import values as special_values
@@ -272,6 +272,13 @@ class Lanes(ABC):
         return part
 
     # Where lanes are
+
+    @cached_property
+    def alone(self) -> int:
+        """The widest scope in which each thread is alone, see `refmoe.ptx.state.records`; 0 if in none."""
+        if math.prod(self.launch.block) > 1:
+            return 0
+        return CTA if self.launch.grid.cluster_blocks > 1 else CLUSTER
 
     def place_of(self, lane: int) -> tuple[Index3, Index3]:
         """(block, thread) of a lane here."""

@@ -24,7 +24,7 @@ from refmoe.ptx.engine.native_state import places_of
 from refmoe.ptx.exploration import Footprint, Move
 from refmoe.ptx.native.context import Place
 from refmoe.ptx.program.blocks import communicates
-from refmoe.ptx.program.late import acquiring_scope
+from refmoe.ptx.program.late import acquiring_scope, sequential_scope
 from refmoe.ptx.state.records import CTA
 from refmoe.ptx.state.spaces import RANK_SHIFT
 from refmoe.ptx.text.memory_ops import memory_opcode
@@ -103,12 +103,6 @@ def _overlap(one: Footprint, other: Footprint) -> bool:
     return (one.space, one.owner) == (other.space, other.owner) and one.begin < other.end and other.begin < one.end
 
 
-def _is_own(instruction: Instruction) -> bool:
-    """Whether it is a fence, and does nothing but to its own thread: not one of those that have one order."""
-    stem, *parts = instruction.opcode.split(".")
-    return stem == "fence" and "sc" not in parts
-
-
 class Steps:
     """Who takes the next step in a machine.
 
@@ -131,7 +125,7 @@ class Steps:
         # Their accesses that they have put off, in order.
         self._late: dict[int, list[_Step]] = {}
         self._held: dict[int, _Step] = {}
-        self._windows = code.windows
+        self._windows = code.windows.of_threads(machine.alone)
         # Of each lane its last step, and of those that polled in vain what they looked at.
         self._last: dict[int, _Step] = {}
         self._polling: dict[int, Footprint] = {}
@@ -250,7 +244,7 @@ class Steps:
     def _acquired_by_fence(self, step: _Step) -> int:
         """The same, of what the thread has read before: only fences acquire that."""
         instruction = self._speaking(step.place)
-        return self._acquires(step) if instruction is not None and _is_own(instruction) else 0
+        return self._acquires(step) if self._is_own(instruction) else 0
 
     def _is_kept_back(self, step: _Step) -> bool:
         """Whether a step might tell its thread of what a load of another one has passed there."""
@@ -259,7 +253,7 @@ class Steps:
         if not scope or not passing:
             return False
         instruction = self._speaking(step.place)
-        if instruction is not None and _is_own(instruction) and machine.strong.learns_nothing(step.lane, scope):
+        if self._is_own(instruction) and machine.strong.learns_nothing(step.lane, scope):
             return False
         cta = machine.lane_cta[step.lane]
         return scope > CTA or any(machine.lane_cta[lane] == cta for lane in passing)
@@ -368,6 +362,14 @@ class Steps:
         number: int = self._choices.below(len(ready))
         return ready[number]
 
+    def _is_own(self, instruction: Instruction | None) -> bool:
+        """Whether it is a fence, and does nothing but to its own thread: not one of those that have one order."""
+        if instruction is None:
+            return False
+        if scope := sequential_scope(instruction):
+            return scope <= self._machine.alone
+        return instruction.opcode.startswith("fence.")
+
     def _speaking(self, place: int) -> Instruction | None:
         return next((each for each in self._code.program.blocks[place].instructions if communicates(each)), None)
 
@@ -380,7 +382,7 @@ class Steps:
         guard = instruction.guard
         if guard is not None and guard.name in self._code.homes:
             told = self._machine.home(guard.name).reshape(-1).astype(bool) ^ instruction.negated
-        if _is_own(instruction) and not any(each.passes for mine in self._late.values() for each in mine):
+        if self._is_own(instruction) and not any(each.passes for mine in self._late.values() for each in mine):
             # But it does not pass what its thread has put off by itself, nor come while another one has passed it.
             told &= np.isin(np.arange(told.size), [lane for lane, mine in self._late.items() if mine])
         return told
@@ -392,7 +394,7 @@ class Steps:
         assert instruction is not None
         stem = instruction.opcode.split(".")[0]
         if stem in ("fence", "membar"):
-            return Footprint("fence", lane, 0, 1, writes=False) if _is_own(instruction) else _EVERYTHING
+            return Footprint("fence", lane, 0, 1, writes=False) if self._is_own(instruction) else _EVERYTHING
         if stem == "mbarrier":
             return self._of(instruction, lane, "shared", _BARRIER_BYTES, writes=True)
         opcode = memory_opcode(instruction.opcode)

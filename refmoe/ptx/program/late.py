@@ -10,8 +10,9 @@ there its thread neither uses nor overwrites the registers of the access, and it
 A fence, an acquire or a release orders nothing by itself: the axioms of PTX let an access pass one that synchronises
 with nobody. So a load has a wider window behind those that it passes. As long as it is open no other thread may learn
 what its thread passes on, and the load may not read what a fence would have acquired, see
-`refmoe.ptx.engine.thread_steps`. An atomic, which passes on what it reads, may pass a store that releases. Two things
-that the axioms allow are not shown: an atomic that passes a fence or an acquire, and a load that passes a `fence.sc`.
+`refmoe.ptx.engine.thread_steps`. An atomic, which passes on what it reads, may pass a store that releases. A `fence.sc`
+is like another fence where its thread is alone in its scope: no other one is in order with it. Two things that the
+axioms allow are not shown: an atomic that passes a fence or an acquire, and a load that passes another `fence.sc`.
 """
 
 from __future__ import annotations
@@ -57,12 +58,25 @@ class _Use:
 
 
 class Windows:
-    """The windows of the accesses of an entry, by place."""
+    """The windows of the accesses of an entry, by place.
 
-    def __init__(self, program: Program) -> None:
+    Args:
+        program: the entry.
+        alone: the widest scope in which each thread is alone, see `refmoe.ptx.state.records`; 0 if in none.
+    """
+
+    def __init__(self, program: Program, alone: int = 0) -> None:
+        self._program, self._alone = program, alone
+        self._others: dict[int, Windows] = {alone: self}
         self._blocks = program.blocks
         self._made: dict[int, tuple[frozenset[int], Wider]] = {}
         self._uses: dict[int, _Use] = {}
+
+    def of_threads(self, alone: int) -> Windows:
+        """Those where each thread is alone in a scope, or in none."""
+        if alone not in self._others:
+            self._others[alone] = Windows(self._program, alone)
+        return self._others[alone]
 
     @cached_property
     def worth(self) -> frozenset[int]:
@@ -110,7 +124,7 @@ class Windows:
                     continue
                 if self._passes(access, here, _is_apart):
                     found.add(here)
-                elif reads and here not in crossings and self._passes(access, here, _is_crossed):
+                elif reads and here not in crossings and self._passes(access, here, self._is_crossed):
                     crossings.add(here)
                     found = behind
                 else:
@@ -141,6 +155,13 @@ class Windows:
             return False
         return all(is_apart(access, each, block) for each in block.instructions)
 
+    def _is_crossed(self, access: Instruction, other: Instruction, block: Block) -> bool:
+        """`_is_apart`, but for a fence, an acquire or a release that a load passes; an atomic passes a release."""
+        if not communicates(other):
+            return _is_apart(access, other, block)
+        is_load, releases = access.opcode.startswith("ld."), other.opcode.startswith(("st.", "red.release"))
+        return _is_passed(other, self._alone) and (is_load or releases)
+
 
 def _relaxed(instruction: Instruction) -> MemoryOpcode | None:
     opcode = memory_opcode(instruction.opcode)
@@ -154,13 +175,23 @@ def _relaxed(instruction: Instruction) -> MemoryOpcode | None:
 _Apart = Callable[[Instruction, Instruction, Block], bool]
 
 
-def _is_passed(instruction: Instruction) -> bool:
+def _is_passed(instruction: Instruction, alone: int) -> bool:
     """Whether it is a fence, an acquire or a release, which a load may pass: it orders nothing by itself."""
     stem, *parts = instruction.opcode.split(".")
+    if scope := sequential_scope(instruction):
+        return scope <= alone
     if stem == "fence":
         return len(parts) == 2 and parts[0] in _ORDERS
     opcode = memory_opcode(instruction.opcode)
     return opcode is not None and opcode.strong and opcode.semantics in _ORDERS
+
+
+def sequential_scope(instruction: Instruction) -> int:
+    """The scope, see `refmoe.ptx.state.records`, of a fence `.sc`; 0 of anything else."""
+    stem, *parts = instruction.opcode.split(".")
+    if (stem == "membar" and "proxy" not in parts) or (stem == "fence" and "sc" in parts):
+        return next((STRENGTHS[part] for part in parts if part in STRENGTHS), GRID)
+    return 0
 
 
 def acquiring_scope(instruction: Instruction) -> int:
@@ -169,13 +200,6 @@ def acquiring_scope(instruction: Instruction) -> int:
     if _relaxed(instruction) is not None or "release" in parts:
         return 0
     return next((STRENGTHS[part] for part in parts if part in STRENGTHS), GRID)
-
-
-def _is_crossed(access: Instruction, other: Instruction, block: Block) -> bool:
-    """`_is_apart`, but for a fence, an acquire or a release that a load passes, or a release that an atomic does."""
-    if not communicates(other):
-        return _is_apart(access, other, block)
-    return _is_passed(other) and (access.opcode.startswith("ld.") or other.opcode.startswith(("st.", "red.release")))
 
 
 def _is_apart(access: Instruction, other: Instruction, block: Block) -> bool:

@@ -48,6 +48,10 @@ WEAK = {
     "st.relaxed.gpu y 1 | 1.0.0: ld.relaxed.gpu r0 y; fence.acq_rel.cta; st.relaxed.gpu x 1",
     "load buffering, fences of a block": "0.0.0: ld.relaxed.gpu r0 x; fence.acq_rel.cta; st.relaxed.gpu y 1 | "
     "0.1.0: ld.relaxed.gpu r0 y; fence.acq_rel.cta; st.relaxed.gpu x 1",
+    "load buffering past fences .sc of threads that are alone": "0.0.0: ld.relaxed.gpu r0 x; fence.sc.cta; "
+    "st.relaxed.gpu y 1 | 1.0.0: ld.relaxed.gpu r0 y; fence.sc.cluster; st.relaxed.gpu x 1",
+    "store buffering, fences .sc of a block": "0.0.0: st.relaxed.gpu x 1; fence.sc.cta; ld.relaxed.gpu r0 y | "
+    "0.1.0: st.relaxed.gpu y 1; fence.sc.cta; ld.relaxed.gpu r0 x",
     "load buffering, a release and an acquire of a block": "0.0.0: ld.relaxed.gpu r0 x; st.release.gpu y 1 | "
     "0.1.0: ld.acquire.cta r0 y; st.relaxed.gpu x 1",
     "an atomic past a release": "0.0.0: atom.relaxed.gpu.add r0 x 7; st.release.gpu y 1 | "
@@ -86,6 +90,19 @@ def test_walks_show_what_the_axioms_allow_and_nothing_else() -> None:
     for (name, each), observation in zip(found.items(), seen, strict=True):
         assert (observation.race, observation.error) == (None, None), name
         assert observation.outcomes == judge(each).outcomes, name
+
+
+@pytest.mark.parametrize(("scope", "allowed"), [("cta", 4), ("cluster", 3)])
+def test_a_fence_of_a_cluster_is_in_order_with_those_of_its_blocks(scope: str, allowed: int) -> None:
+    each = program(
+        f"0.0.0: st.relaxed.gpu x 1; fence.sc.{scope}; ld.relaxed.gpu r0 y | "
+        f"1.0.0: st.relaxed.gpu y 1; fence.sc.{scope}; ld.relaxed.gpu r0 x",
+        cluster=2,
+    )
+    (seen,) = observe([each], 1, walks=250)
+    assert (seen.race, seen.error) == (None, None)
+    assert seen.outcomes == judge(each).outcomes
+    assert len(seen.outcomes) == allowed
 
 
 #: Two of three threads put a load off past a fence.
