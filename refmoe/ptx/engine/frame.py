@@ -150,7 +150,7 @@ class Frame:
             where = self.where(guard)
             lanes = self.lanes() if where is None else self.lanes()[where]
             # No other fence is in order with one whose thread is alone in its scope.
-            in_order = sequential and strength > machine.alone
+            in_order = sequential and not (lanes.size == 1 and strength <= machine.alone(int(lanes[0])))
             machine.strong.fence(lanes, strength, in_order, machine.alive, order)
             machine.tick(machine.launch.clock + 1)
 

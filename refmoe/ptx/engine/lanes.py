@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -273,10 +273,17 @@ class Lanes(ABC):
 
     # Where lanes are
 
-    @cached_property
-    def alone(self) -> int:
-        """The widest scope in which each thread is alone, see `refmoe.ptx.state.records`; 0 if in none."""
-        if math.prod(self.launch.block) > 1:
+    def alone(self, lane: int) -> int:
+        """The widest scope in which a lane is alone, see `refmoe.ptx.state.records`; 0 if in none.
+
+        The others of its CTA have exited, and executed no fence `.sc`.
+        """
+        per_cta = self.warps * 32
+        begin = lane - lane % per_cta
+        others = np.delete(self.alive[begin : begin + per_cta], lane - begin)
+        if others.any():
+            return 0
+        if self.clocks is not None and np.delete(self.clocks.last_fence[begin : begin + per_cta], lane - begin).any():
             return 0
         return CTA if self.launch.grid.cluster_blocks > 1 else CLUSTER
 

@@ -13,6 +13,7 @@ step by which it may learn of those. Nor does the load read what a fence that it
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ from refmoe.ptx.exploration import Footprint, Move
 from refmoe.ptx.native.context import Place
 from refmoe.ptx.program.blocks import communicates
 from refmoe.ptx.program.late import acquiring_scope, sequential_scope
-from refmoe.ptx.state.records import CTA
+from refmoe.ptx.state.records import CLUSTER, CTA
 from refmoe.ptx.state.spaces import RANK_SHIFT
 from refmoe.ptx.text.memory_ops import memory_opcode
 from refmoe.ptx.text.syntax import Address, Instruction, Register, Symbol
@@ -125,7 +126,7 @@ class Steps:
         # Their accesses that they have put off, in order.
         self._late: dict[int, list[_Step]] = {}
         self._held: dict[int, _Step] = {}
-        self._windows = code.windows.of_threads(machine.alone)
+        self._windows = code.windows
         # Of each lane its last step, and of those that polled in vain what they looked at.
         self._last: dict[int, _Step] = {}
         self._polling: dict[int, Footprint] = {}
@@ -144,6 +145,7 @@ class Steps:
             self._queues.advance()
             groups = self._queues.groups(waiting=False)
             if not groups:
+                self._look_who_is_alone()
                 step = self._next()
                 if step is None:
                     return None
@@ -164,7 +166,7 @@ class Steps:
                     return picked
             for place, lanes in here:
                 turn = self._queues.take(place, lanes)
-                told = lanes & self._tell(place)
+                told = lanes & self._tell(place, lanes)
                 for lane in np.flatnonzero(told).tolist():
                     self._come(lane, place, turn)
                 silent = lanes & ~told
@@ -244,7 +246,7 @@ class Steps:
     def _acquired_by_fence(self, step: _Step) -> int:
         """The same, of what the thread has read before: only fences acquire that."""
         instruction = self._speaking(step.place)
-        return self._acquires(step) if self._is_own(instruction) else 0
+        return self._acquires(step) if self._is_own(instruction, [step.lane]) else 0
 
     def _is_kept_back(self, step: _Step) -> bool:
         """Whether a step might tell its thread of what a load of another one has passed there."""
@@ -253,10 +255,16 @@ class Steps:
         if not scope or not passing:
             return False
         instruction = self._speaking(step.place)
-        if self._is_own(instruction) and machine.strong.learns_nothing(step.lane, scope):
+        if self._is_own(instruction, [step.lane]) and machine.strong.learns_nothing(step.lane, scope):
             return False
         cta = machine.lane_cta[step.lane]
         return scope > CTA or any(machine.lane_cta[lane] == cta for lane in passing)
+
+    def _look_who_is_alone(self) -> None:
+        """Threads that are alone in their CTA may pass fences that others may not: the others of it have exited."""
+        machine = self._machine
+        if (machine.alive.reshape(machine.ctas, -1).sum(axis=1) == 1).any():
+            self._windows = self._code.windows.of_threads(CLUSTER)
 
     def _hold(self) -> None:
         """Threads stay where they would run past the window of what they have put off; others come back."""
@@ -321,9 +329,11 @@ class Steps:
 
     def _may_cross(self, step: _Step, late: _Step) -> bool:
         """Whether what a thread has put off may pass a step that orders, which then tells nobody anything."""
-        machine, touched = self._machine, late.move.footprint
+        machine, touched, instruction = self._machine, late.move.footprint, self._speaking(step.place)
+        in_order = instruction is not None and sequential_scope(instruction) > machine.alone(step.lane)
         return (
             step.place in self._windows.wider(late.place).crossings
+            and not in_order
             and touched.space == "global"
             and machine.ctas == machine.launch.grid.count
             and machine.strong is not None
@@ -362,19 +372,21 @@ class Steps:
         number: int = self._choices.below(len(ready))
         return ready[number]
 
-    def _is_own(self, instruction: Instruction | None) -> bool:
-        """Whether it is a fence, and does nothing but to its own thread: not one of those that have one order."""
+    def _is_own(self, instruction: Instruction | None, lanes: Sequence[int]) -> bool:
+        """Whether it is a fence, and does nothing but to its own thread: not one of those that have one order, unless
+        each of `lanes` is alone in its scope.
+        """
         if instruction is None:
             return False
         if scope := sequential_scope(instruction):
-            return scope <= self._machine.alone
+            return all(scope <= self._machine.alone(lane) for lane in lanes)
         return instruction.opcode.startswith("fence.")
 
     def _speaking(self, place: int) -> Instruction | None:
         return next((each for each in self._code.program.blocks[place].instructions if communicates(each)), None)
 
-    def _tell(self, place: int) -> Array:
-        """The lanes, bool, by whose step at a place others may tell when it happens."""
+    def _tell(self, place: int, lanes: Array) -> Array:
+        """Those of `lanes`, bool, that are at a place, by whose step there others may tell when it happens."""
         instruction = self._speaking(place)
         if instruction is None:
             return np.zeros(self._machine.lanes, bool)
@@ -382,7 +394,8 @@ class Steps:
         guard = instruction.guard
         if guard is not None and guard.name in self._code.homes:
             told = self._machine.home(guard.name).reshape(-1).astype(bool) ^ instruction.negated
-        if self._is_own(instruction) and not any(each.passes for mine in self._late.values() for each in mine):
+        own = self._is_own(instruction, np.flatnonzero(lanes).tolist())
+        if own and not any(each.passes for mine in self._late.values() for each in mine):
             # But it does not pass what its thread has put off by itself, nor come while another one has passed it.
             told &= np.isin(np.arange(told.size), [lane for lane, mine in self._late.items() if mine])
         return told
@@ -394,7 +407,7 @@ class Steps:
         assert instruction is not None
         stem = instruction.opcode.split(".")[0]
         if stem in ("fence", "membar"):
-            return Footprint("fence", lane, 0, 1, writes=False) if self._is_own(instruction) else _EVERYTHING
+            return Footprint("fence", lane, 0, 1, writes=False) if self._is_own(instruction, [lane]) else _EVERYTHING
         if stem == "mbarrier":
             return self._of(instruction, lane, "shared", _BARRIER_BYTES, writes=True)
         opcode = memory_opcode(instruction.opcode)

@@ -62,7 +62,7 @@ class Windows:
 
     Args:
         program: the entry.
-        alone: the widest scope in which each thread is alone, see `refmoe.ptx.state.records`; 0 if in none.
+        alone: the widest scope, see `refmoe.ptx.state.records`, in which threads may be alone; 0 if in none.
     """
 
     def __init__(self, program: Program, alone: int = 0) -> None:
@@ -73,7 +73,7 @@ class Windows:
         self._uses: dict[int, _Use] = {}
 
     def of_threads(self, alone: int) -> Windows:
-        """Those where each thread is alone in a scope, or in none."""
+        """Those where threads may be alone in a scope, or in none."""
         if alone not in self._others:
             self._others[alone] = Windows(self._program, alone)
         return self._others[alone]
