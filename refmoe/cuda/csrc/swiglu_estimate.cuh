@@ -89,7 +89,7 @@ __device__ __forceinline__ void estimate(float (&results)[count], Estimates& all
                                          const Shape& shape, float factor) {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-        const float g = variant == Variant::kSilu ? pairs[i].x : min_nan(pairs[i].x, shape.limit);
+        const float g = clamped_gate<variant>(pairs[i].x, shape).g;
         const float up = clamped_up<variant>(pairs[i].y, shape);
         const float e = ex2_approx_ftz(__fmul_rn(g, factor));
         all.exponentials = __fadd_rn(all.exponentials, e);
