@@ -1,4 +1,4 @@
-"""Kernels of ours whose bytes do not depend on an approximation: a certificate in them makes again what it could change.
+"""Kernels of ours whose bytes depend on no approximation: they make again what another approximation could change.
 
 A chip is free to give another approximation than the executor within the documented error, so a kernel with one is an
 error even if its bytes are equal here. The kernels named below prove each byte for every approximation that the PTX ISA
