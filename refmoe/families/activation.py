@@ -21,10 +21,12 @@ from refmoe.families.fills import gate_params
 from refmoe.families.fills.bracketed_gates import (
     BRACKETED,
     BRACKETED_BY_BIAS,
+    RARE_SPECIALS,
     bracketed_by_bias,
     bracketed_gates,
     bracketed_terms,
     figures_of_brackets,
+    rare_specials,
 )
 from refmoe.families.fills.plain_gates import (
     CLAMPS,
@@ -174,6 +176,12 @@ GATE_FILLS = Fill.by_name(
         )
         for name, make in ((BRACKETED, bracketed_gates), (BRACKETED_BY_BIAS, bracketed_by_bias))
     ),
+    Fill(
+        RARE_SPECIALS,
+        "a NaN or an Inf that an estimate does not show",
+        rare_specials,
+        Limits(zeros=0.5, saturated=0.3, nans=0.5, reason="a row has one NaN or Inf"),
+    ),
 )
 #: Fills that go with every variant and parameters.
 _MADE_FOR_SOME = (
@@ -188,6 +196,7 @@ _MADE_FOR_SOME = (
     STEPS,
     BRACKETED,
     BRACKETED_BY_BIAS,
+    RARE_SPECIALS,
 )
 PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (*_MADE_FOR_SOME, "zeros"))
 
@@ -520,7 +529,7 @@ def _estimated() -> Iterator[Case]:
             yield _case("tiny", rows, 160, rows, **{**own, "params": "open"})
         else:
             yield _case(BRACKETED_BY_BIAS, rows, 544, 2, bias="distinct", poison=0x7F, **entry)
-        for fill in (*PLAIN_GATES, "zeros", LONELY, MIXED):
+        for fill in (*PLAIN_GATES, "zeros", LONELY, MIXED, RARE_SPECIALS):
             yield _case(fill, rows, 96, 3, **entry)
         yield _case("gaussian", rows, 96, 3, bias="distinct", **entry)
         yield _case("tiny", rows, 96, 3, bias="tiny", **entry)

@@ -6,7 +6,8 @@ the nearest ex2 and rcp lies on the other side. A search found them among gates 
 are up to 55 off, relative, where a lane's sum of exponentials is below its bound or a little above, and up to 172 far
 beyond it; others are off by little. They are too small and too large.
 
-A row has one such gate, and all its other gates are zeros: one lane of a warp, and one word of four codes, is in doubt.
+A row has one such gate, beside zeros, and blocks of ordinary gates: one lane of a warp, and one word of four codes, is
+in doubt. The fill of rare specials has rows whose only doubt is a NaN or an Inf.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
+from refmoe.formats import MX_BLOCK
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 #: Fills of gpt-oss's activation with an alpha and a beta of each expert, and of silu with biases.
 BRACKETED, BRACKETED_BY_BIAS = "bracketed", "bracketed-by-bias"
+#: Of every variant.
+RARE_SPECIALS = "rare-specials"
 
 #: FP32 bits of (alpha, gate, beta) of gpt-oss's activation with an up of 0.
 _FIGURES = np.array(
@@ -84,10 +88,14 @@ _STEP = 37
 
 
 def _alone(rows: int, width: int, values: NDArray[Any]) -> NDArray[np.float64]:
-    """Zeros, [rows, width], but for one of `values` in each row, in turn."""
+    """One of `values` in each row, in turn, zeros in its block and where other rows have theirs, else ones."""
     row = np.arange(rows)
-    made = np.zeros((rows, width))
-    made[row, _columns(row % len(values), width)] = values[row % len(values)]
+    columns = _columns(np.arange(len(values)), width)
+    made = np.ones((rows, width))
+    made[:, columns] = 0
+    own = columns[row % len(values)]
+    made[own[:, None] // MX_BLOCK == np.arange(width) // MX_BLOCK] = 0
+    made[row, own] = values[row % len(values)]
     return made
 
 
@@ -106,9 +114,9 @@ def figures_of_brackets(experts: int) -> dict[str, NDArray[np.float32]]:
     return {"alpha": alphas, "beta": betas, "limit": np.full(experts, _LIMIT, np.float32)}
 
 
-def _by_column(width: int, values: NDArray[np.uint16]) -> NDArray[np.float64]:
-    """Zeros, [width], but for all `values`, each where the row of its gate has it."""
-    made = np.zeros(width)
+def _by_column(width: int, values: NDArray[np.uint16], other: float) -> NDArray[np.float64]:
+    """`other`, [width], but for all `values`, each where the row of its gate has it."""
+    made = np.full(width, other)
     made[_columns(np.arange(len(values)), width)] = values.view(_BF16)
     return made
 
@@ -116,10 +124,25 @@ def _by_column(width: int, values: NDArray[np.uint16]) -> NDArray[np.float64]:
 def bracketed_by_bias(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Gates and ups [rows, width] of `bracketed-by-bias`; all rows have the same ups."""
     gates, ups, _ = _BIASED.T.copy()
-    return _alone(rows, width, gates.view(_BF16)), np.tile(_by_column(width, ups), (rows, 1))
+    return _alone(rows, width, gates.view(_BF16)), np.tile(_by_column(width, ups, 1.0), (rows, 1))
 
 
 def bracketed_terms(draw: Draw, experts: int, width: int) -> NDArray[Any]:
     """Its biases [2, experts, width], the same for every expert: of ups alone."""
-    of_ups = np.tile(_by_column(width, _BIASED[:, 2].copy()), (experts, 1))
+    of_ups = np.tile(_by_column(width, _BIASED[:, 2].copy(), 0.0), (experts, 1))
     return np.stack([np.zeros_like(of_ups), of_ups])
+
+
+#: What a row of rare specials has once, as a gate or as an up.
+_SPECIALS = np.array([np.nan, np.inf, -np.inf])
+
+
+def rare_specials(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Ordinary gates and ups [rows, width], with one NaN or Inf in three rows of four."""
+    gates, ups = draw.normal((2, rows, width)) * 3
+    row = np.arange(rows)
+    columns, kind = draw.integers(width, (rows,)), row // 4 % _SPECIALS.size
+    for side, values in ((1, gates), (2, ups), (3, ups)):
+        chosen = row[row % 4 == side]
+        values[chosen, columns[chosen]] = _SPECIALS[kind[chosen]]
+    return gates, ups
