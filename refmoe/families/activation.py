@@ -18,6 +18,32 @@ from refmoe.families.extents import mxfp8_grouped
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, behind, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.fills import gate_params
+from refmoe.families.fills.bracketed_gates import (
+    BRACKETED,
+    BRACKETED_BY_BIAS,
+    RARE_SPECIALS,
+    bracketed_by_bias,
+    bracketed_gates,
+    bracketed_terms,
+    figures_of_brackets,
+    rare_specials,
+)
+from refmoe.families.fills.plain_gates import (
+    CLAMPS,
+    clamped_gates,
+    edge_gates,
+    fingerprint_gates,
+    gaussian_gates,
+    gaussian_terms,
+    limit_gates,
+    midpoint_gates,
+    nan_lane_gates,
+    special_gates,
+    tie_gates,
+    tie_terms,
+    tiny_gates,
+    zero_gates,
+)
 from refmoe.families.fills.sigmoid_gates import STEPS, figures_of_steps, gates_of_one, lonely_gates
 from refmoe.families.fills.tied_gates import BIASED, biased_gates, biased_terms, halved_gates, mixed_gates
 from refmoe.families.quantize import COMPILED_POLICIES, EDGE, FAR_ROWS, LOOPING_ROWS, MODE, settings_of
@@ -35,135 +61,9 @@ _BF16 = np.dtype(ml_dtypes.bfloat16)
 POISONED_BF16 = 0x7FC1  # a NaN that no operation makes
 
 # --- fills ----------------------------------------------------------------------------------------------------------
-# make(draw, rows, width) gives (gates, ups), float [rows, width] each, to be rounded to BF16.
 
-#: Clamps that the cases give to experts, in turn; BF16 has all of them, so that a value can lie on one.
-_CLAMPS = np.array([7, 0.5, 5.5, np.inf, 3], np.float32)
-
-
-def _gaussian_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    return draw.normal((rows, width)) * 3, draw.normal((rows, width)) * 3
-
-
-def _gaussian_terms(draw: Draw, experts: int, width: int) -> NDArray[Any]:
-    """Biases [2, experts, width] of gates and ups."""
-    return draw.normal((2, experts, width))
-
-
-def _limit_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """On a clamp, one unit of BF16 to either side of it, and far beyond, of either sign."""
-    limits = _CLAMPS[np.isfinite(_CLAMPS)]
-    patterns = (limits.view(np.uint32) >> 16).astype(np.int64)
-    shape = (2, rows, width)
-    near = patterns[draw.integers(limits.size, shape)] + draw.integers(3, shape) - 1
-    far = patterns[0] + draw.integers(0x700, shape)
-    chosen = np.where(draw.integers(8, shape) == 0, far, near) | draw.integers(2, shape) << 15
-    values = chosen.astype(np.uint16).view(_BF16)
-    return values[0], values[1]
-
-
-#: Where 1 / (1 + exp) changes its nature, for a factor of 1 and of 1.702: overflow of the exponential, a sum that
-#: rounds to 1 or to the exponential, ordinary figures.
-_SIGMOID_EDGES = (-1000.0, -104.0, -88.75, -61.0, -52.25, -51.0, -17.0, -9.75, -1.0, 0.0, 1.0, 9.75, 17.0, 88.75, 104.0)
-
-
-def _edge_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Every block near one edge, so that results of the same size share a scale."""
-    blocks = np.arange(rows * width // MX_BLOCK)
-    centers = np.array(_SIGMOID_EDGES)[blocks % len(_SIGMOID_EDGES)]
-    gates = np.repeat(centers, MX_BLOCK).reshape(rows, width) + draw.normal((rows, width)) / 2
-    return gates, draw.normal((rows, width))
-
-
-def _tiny_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Results from below FP32's least subnormal number up to a little above the least scale."""
-    exponents = draw.integers(24, (rows, width // MX_BLOCK)) + 117
-    scale = np.repeat(np.ldexp(1.0, -exponents), MX_BLOCK, axis=1)
-    return draw.normal((rows, width)) * scale, draw.normal((rows, width))
-
-
-def _fingerprint_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A scale byte of its own for every block as far as there are any, 100 of them."""
-    blocks = np.arange(rows * width // MX_BLOCK).reshape(rows, width // MX_BLOCK)
-    scale = np.repeat(np.ldexp(1.0, -(blocks * 37 % 100)), MX_BLOCK, axis=1)
-    return (1 + np.abs(draw.normal((rows, width)))) * scale, draw.normal((rows, width)) + 2
-
-
-def _special_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """One special in four blocks of five, NaN or Inf of either sign, as a gate or as an up."""
-    gates, ups = _gaussian_gates(draw, rows, width)
-    blocks = np.arange(rows * width // MX_BLOCK)
-    places = blocks * MX_BLOCK + draw.integers(MX_BLOCK, blocks.shape)
-    for kind, special in enumerate((np.nan, -np.nan, np.inf, -np.inf)):
-        for side, values in enumerate((gates, ups)):
-            values.reshape(-1)[places[blocks % 10 == 2 * kind + side]] = special
-    return gates, ups
-
-
-def _nan_lane_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The first half of each block is NaN: a lane of the kernel that has no number of its own. Else `specials`."""
-    gates, ups = _special_gates(draw, rows, width)
-    gates.reshape(-1, MX_BLOCK)[:, : MX_BLOCK // 2] = np.nan
-    return gates, ups
-
-
-def _midpoint_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """One gate a row, and no up: the case chooses an expert's beta so that the result lies between two codes."""
-    gates = draw.normal((rows, 1))
-    return np.repeat(gates + np.copysign(0.25, gates), width, axis=1), np.zeros((rows, width))
-
-
-#: Where each column of the fill `bias-ties` has its tie: the largest element, a tie of the gate, a tie of the up.
-_TIED_SIDES = ("none", "gate", "up")
-_TIE_AMAX = 256.0
-
-
-def _tied_sides(width: int) -> NDArray[np.int64]:
-    """The side of each column, a number in `_TIED_SIDES`; a block begins with its largest element."""
-    columns = np.arange(width) % MX_BLOCK
-    return np.where(columns == 0, 0, 1 + columns % 2)
-
-
-def _tie_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Results halfway between two codes, of gates whose sigmoid is 1: a bias far below decides, if it is kept.
-
-    Between 16 and 32 codes are 2 apart, with the scale 1 that a largest element of 256 has: odd numbers are ties. The
-    tie is the gate, times 1, or the up times 256. A bias of its least bit is rounded away, to a tie that goes to even.
-    Rounded toward zero or upward the sum goes to the other code.
-    """
-    ties = 17.0 + 2 * draw.integers(8, (rows, width))
-    side = _tied_sides(width)
-    gates = np.where(side == 1, ties, _TIE_AMAX)
-    return gates, np.where(side == 2, ties / _TIE_AMAX, 1.0)
-
-
-def _tie_terms(draw: Draw, experts: int, width: int) -> NDArray[Any]:
-    """The biases [2, experts, width] of gates and ups: far below the side that has the tie, of either sign."""
-    side = _tied_sides(width)
-    signs = 1 - 2 * draw.integers(2, (experts, width))
-    far_below = np.ldexp(signs.astype(np.float64), -36)
-    return np.stack([np.where(side == 1, far_below, 0.0), np.where(side == 2, far_below, 0.0)])
-
-
-#: The fill whose biases `_tie_terms` chooses.
+#: The fill whose biases `tie_terms` chooses.
 TIES = "bias-ties"
-
-
-def _clamped_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Gates beyond every finite clamp, and no up: the result is the clamp's own, put between two codes by beta."""
-    return np.full((rows, width), 64.0), np.zeros((rows, width))
-
-
-def _zero_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Zeros of either sign as gates, as ups or as both, beside numbers of either sign, a kind a block."""
-    gates, ups = _gaussian_gates(draw, rows, width)
-    kind = np.repeat(np.arange(rows * width // MX_BLOCK) % 4, MX_BLOCK).reshape(rows, width)
-    zeros = np.where(draw.integers(2, (2, rows, width)) == 0, 0.0, -0.0)
-    place = draw.integers(4, (rows, width))
-    gates = np.where((kind == 1) | (kind == 3) | ((kind == 0) & (place == 0)), zeros[0], gates)
-    return gates, np.where((kind == 2) | (kind == 3) | ((kind == 0) & (place == 1)), zeros[1], ups)
-
-
 #: Fills whose betas `_midpoint_betas` chooses.
 MIDPOINTS, CLAMPED = "midpoints", "clamp-midpoints"
 #: The fill that is made for silu.
@@ -176,47 +76,47 @@ NAN_LANES = "nan-lanes"
 MIXED = "mixed-lanes"
 
 GATE_FILLS = Fill.by_name(
-    Fill("gaussian", "gate and up swapped, a rounding more or less, quantized from BF16", _gaussian_gates),
+    Fill("gaussian", "gate and up swapped, a rounding more or less, quantized from BF16", gaussian_gates),
     Fill(
         "clamps",
         "a clamp that is missing, one-sided, or another expert's",
-        _limit_gates,
+        limit_gates,
         Limits(zeros=0.5, saturated=0.6, scales=1, reason="many results lie on a clamp, or are its sigmoid's tail"),
     ),
     Fill(
         "sigmoid-edges",
         "an exponential that overflows to NaN, flushes or is clamped",
-        _edge_gates,
+        edge_gates,
         Limits(zeros=0.5, reason="a gate whose exponential overflows gives a zero"),
     ),
     Fill(
         "tiny",
         "subnormals flushed or kept against the policy, a scale below 0",
-        _tiny_gates,
+        tiny_gates,
         Limits(zeros=0.95, reason="most results lie below the least code"),
     ),
     Fill(
         "fingerprint",
         "scales of another row, block or expert",
-        _fingerprint_gates,
+        fingerprint_gates,
         Limits(scales=32, reason="every block has a scale of its own"),
     ),
     Fill(
         MIDPOINTS,
         "one rounding more or less: the last bit before quantization decides the code",
-        _midpoint_gates,
+        midpoint_gates,
         Limits(saturated=0.3, scales=1, reason="results of an expert are alike"),
     ),
     Fill(
         TIES,
         "a bias that is added with another rounding",
-        _tie_gates,
+        tie_gates,
         Limits(scales=1, reason="every block has the same largest element"),
     ),
     Fill(
         CLAMPED,
         "a clamp that is an ulp off, or rounded to 16 bits",
-        _clamped_gates,
+        clamped_gates,
         Limits(saturated=0.3, scales=1, reason="results of an expert are alike"),
     ),
     Fill(
@@ -234,19 +134,19 @@ GATE_FILLS = Fill.by_name(
     Fill(
         "zeros",
         "the sign of a zero lost in a clamp, a product or a bias",
-        _zero_gates,
+        zero_gates,
         Limits(zeros=0.95, saturated=0.3, scales=1, reason="most blocks have a zero in every product"),
     ),
     Fill(
         "specials",
         "NaN dropped by a clamp, Inf taken for a number",
-        _special_gates,
+        special_gates,
         Limits(zeros=1.0, saturated=0.7, nans=0.9, reason="most blocks hold a NaN or an Inf"),
     ),
     Fill(
         NAN_LANES,
         "a lane that holds nothing but NaN taken for a zero, or for the block's maximum",
-        _nan_lane_gates,
+        nan_lane_gates,
         Limits(zeros=1.0, saturated=0.7, nans=0.9, reason="half of each block is NaN"),
     ),
     Fill(
@@ -267,9 +167,37 @@ GATE_FILLS = Fill.by_name(
         gates_of_one,
         Limits(zeros=0.2, scales=1, reason="results of an expert are one, or a far gate's"),
     ),
+    *(
+        Fill(
+            name,
+            "an estimate of the sigmoid taken for the defined one",
+            make,
+            Limits(zeros=1.0, saturated=0.3, scales=1, reason="a row has one result"),
+        )
+        for name, make in ((BRACKETED, bracketed_gates), (BRACKETED_BY_BIAS, bracketed_by_bias))
+    ),
+    Fill(
+        RARE_SPECIALS,
+        "a NaN or an Inf that an estimate does not show",
+        rare_specials,
+        Limits(zeros=0.5, saturated=0.3, nans=0.5, reason="a row has one NaN or Inf"),
+    ),
 )
 #: Fills that go with every variant and parameters.
-_MADE_FOR_SOME = (MIDPOINTS, CLAMPED, TIES, HALVED, LONELY, NAN_LANES, MIXED, BIASED, STEPS)
+_MADE_FOR_SOME = (
+    MIDPOINTS,
+    CLAMPED,
+    TIES,
+    HALVED,
+    LONELY,
+    NAN_LANES,
+    MIXED,
+    BIASED,
+    STEPS,
+    BRACKETED,
+    BRACKETED_BY_BIAS,
+    RARE_SPECIALS,
+)
 PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (*_MADE_FOR_SOME, "zeros"))
 
 VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
@@ -308,7 +236,9 @@ def gate_inputs(case: Case) -> Inputs:
         chosen = Draw("tiny-gate-bias", case.seed).integers(_TINY_BIAS.size, (2, experts, width))
         bias = _laid_out(case, *_TINY_BIAS[chosen])
     elif case.get("bias", "none") == "distinct":
-        terms_of = {TIES: _tie_terms, BIASED: biased_terms}.get(case.fill, _gaussian_terms)
+        terms_of = {TIES: tie_terms, BIASED: biased_terms, BRACKETED_BY_BIAS: bracketed_terms}.get(
+            case.fill, gaussian_terms
+        )
         terms = terms_of(Draw("gate-bias", case.seed), experts, width).astype(_BF16)
         bias = _laid_out(case, terms[0], terms[1])
     parameters = _parameters(case)
@@ -319,6 +249,8 @@ def gate_inputs(case: Case) -> Inputs:
         parameters = {name: np.full(experts, figure, np.float32) for name, figure in figures.items()}
     if case.fill == STEPS:
         parameters = {**figures_of_steps(experts)}
+    if case.fill == BRACKETED:
+        parameters = {**figures_of_brackets(experts)}
     return {"gate_up": gate_up, "offsets": offsets, "bias": bias, **parameters}
 
 
@@ -352,7 +284,7 @@ def _parameters(case: Case) -> dict[str, NDArray[Any] | None]:
     distinct = {
         "alpha": (1.702 - experts / 8 % 1.5).astype(np.float32),
         "beta": (1 + experts / 4).astype(np.float32),
-        "limit": _CLAMPS[experts % _CLAMPS.size],
+        "limit": CLAMPS[experts % CLAMPS.size],
     }
     return {name: None if case.params in distinct and case.params != name else distinct[name] for name in distinct}
 
@@ -440,12 +372,16 @@ def _check(case: Case) -> None:
     if case.fill == TIES and (case.bias, case.params) != ("distinct", _TIE_PARAMS[case.variant]):
         needed = f"bias=distinct and params={_TIE_PARAMS[case.variant]} with it: it chooses biases, and no limit"
         raise refused("fill", case.fill, needed)
-    if case.fill == BIASED and (case.variant, case.bias) != ("silu", "distinct"):
+    if case.fill in (BIASED, BRACKETED_BY_BIAS) and (case.variant, case.bias) != ("silu", "distinct"):
         raise refused("fill", case.fill, "variant=silu and bias=distinct with it: it chooses biases")
     if case.fill == STEPS and ((case.variant, case.params) != ("gpt_oss", "distinct") or case.bias == "distinct"):
         raise refused(
             "fill", case.fill, "variant=gpt_oss, params=distinct and no such bias with it: it chooses figures"
         )
+    of_experts = (case.variant, case.params, case.routing, case.shape.m)
+    if case.fill == BRACKETED and of_experts != ("gpt_oss", "distinct", "all-one-token", case.shape.e):
+        needed = "variant=gpt_oss, params=distinct, routing=all-one-token and a row for each expert with it"
+        raise refused("fill", case.fill, needed)
     check_choices(case)
     check_before(case)
 
@@ -552,6 +488,7 @@ def _default() -> Iterator[Case]:
         yield _case(HALVED, 3, 64, 2, variant="silu", mode=mode, edge=edge, layout=layout)
     yield _case("gaussian", 0, 2880, 8)
     yield from _every_entry()
+    yield from _estimated()
     yield _case("gaussian", 5, 64, 3, routing="empty-experts", poison=0)  # the fill's default
 
 
@@ -573,6 +510,31 @@ def _every_entry() -> Iterator[Case]:
         yield _case(BIASED, 3, 128, 2, variant="silu", bias="distinct", **policy)
         for bias in ("none", "tiny"):
             yield _case(STEPS, 46, 192, 46, params="distinct", routing="all-one-token", bias=bias, **policy)
+
+
+#: Rows that a chip of one multiprocessor has no CTA each for, which are made by estimates.
+_ESTIMATED_ROWS = 80
+
+
+def _estimated() -> Iterator[Case]:
+    """Rows that are made by estimates, each entry with every fill: what is proved, and what is made again."""
+    rows = _ESTIMATED_ROWS
+    for variant, (mode, edge), layout in product(VARIANT.words, COMPILED_POLICIES, LAYOUT.words):
+        entry: dict[str, Any] = {"variant": variant, "mode": mode, "edge": edge, "layout": layout, "multiprocessors": 1}
+        if variant == "gpt_oss":
+            own: dict[str, Any] = {"params": "distinct", "routing": "all-one-token", **entry}
+            for bias in ("none", "tiny"):
+                yield _case(BRACKETED, rows, 544, rows, bias=bias, poison=0x7F, **own)
+            yield _case("clamps", rows, 160, rows, **{**own, "params": "edges"})
+            yield _case("tiny", rows, 160, rows, **{**own, "params": "open"})
+        else:
+            yield _case(BRACKETED_BY_BIAS, rows, 544, 2, bias="distinct", poison=0x7F, **entry)
+        for fill in (*PLAIN_GATES, "zeros", LONELY, MIXED, RARE_SPECIALS):
+            yield _case(fill, rows, 96, 3, **entry)
+        yield _case("gaussian", rows, 96, 3, bias="distinct", **entry)
+        yield _case("tiny", rows, 96, 3, bias="tiny", **entry)
+    for m in (256, 257):  # the most rows that are not made by estimates if each has a CTA, and one more
+        yield _case("gaussian", m, 96, 3)
 
 
 def _full() -> Iterator[Case]:

@@ -20,6 +20,7 @@ from refmoe.errors import RefmoeError
 from refmoe.families.family import Case, Expectation, Inputs, LaunchFailed, Outputs
 from refmoe.ptx.errors import PtxError, ScheduleError
 from refmoe.ptx.schedules import current_schedules, named, that_show, under_schedules
+from refmoe.verify.certified import uncertified
 from refmoe.verify.compare import Comparison, compare
 from refmoe.verify.kernel import Devices, Kernel, Malformed, Masks, Place, Refusal
 from refmoe.verify.sweep import Results, sweep
@@ -289,9 +290,9 @@ def _judge(
     if comparison.stage is not None:
         return Verdict.MISMATCH, None
     for record in launches:
-        if record.result is not None and record.result.approximate:
+        if found := uncertified(record):
             # Equal here by luck: the chip's approximation may differ from the executor's.
-            return Verdict.ERROR, f"approximate instructions whose result is not exact: {record.result.approximate}"
+            return Verdict.ERROR, f"approximate instructions whose result is not exact: {found}"
     if not comparison.compared and any(buffer.nbytes for buffer in expected.outputs.values()):
         return Verdict.MISTRUSTED, "not one byte was compared: the kernel leaves out all that is expected"
     return (Verdict.PASS, None) if expected.doubt is None else (Verdict.MISTRUSTED, expected.doubt)

@@ -203,7 +203,7 @@ def test_approximate_instructions_are_an_error_even_if_equal(monkeypatch: pytest
         warnings = ()
 
     class Entry:
-        entry = "refmoe_expand"
+        source, entry = "expand", "refmoe_expand"
 
     class Record:
         kernel, grid, block, result = Entry, 1, 32, Outcome
@@ -228,7 +228,7 @@ def test_a_result_has_the_launches_of_its_own_case_alone(monkeypatch: pytest.Mon
         warnings = ()
 
     class Entry:
-        entry = "refmoe_expand"
+        source, entry = "expand", "refmoe_expand"
 
     class Record:
         kernel, grid, block, result = Entry, 1, 32, Outcome
@@ -245,7 +245,7 @@ def test_a_result_has_the_warnings_of_its_launches(monkeypatch: pytest.MonkeyPat
     outcome, _ = row.launch(row.text)
 
     class Entry:
-        entry = "refmoe_expand"
+        source, entry = "expand", "refmoe_expand"
 
     class Record:
         kernel, grid, block, result = Entry, 1, 32, outcome
