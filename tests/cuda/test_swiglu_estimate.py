@@ -86,12 +86,14 @@ def test_worse_estimates_would_show(tmp_path: Path, by: str) -> None:
 
 
 def moved(values: NDArray[np.float32], ulp: int) -> NDArray[np.float32]:
-    return (values.view(np.int32) + np.int32(ulp)).view(np.float32)
+    found: NDArray[np.float32] = (values.view(np.int32) + np.int32(ulp)).view(np.float32)
+    return found
 
 
 def sigmoids(gates: NDArray[np.float32], alphas: NDArray[np.float32]) -> NDArray[np.float32]:
     exponentials = exponential(fp32.multiply(gates, -alphas))
-    return (np.float32(1) / fp32.add(exponentials, np.float32(1))).astype(np.float32)
+    found: NDArray[np.float32] = np.float32(1) / fp32.add(exponentials, np.float32(1))
+    return found
 
 
 def estimates(gates: NDArray[np.float32], alphas: NDArray[np.float32], ex2: int, rcp: int) -> NDArray[np.float32]:

@@ -11,10 +11,6 @@
 //      gpt_oss   | g0 u0 g1 u1 ... g15 u15 |           one stretch of 64 bytes, a 32-bit word holds a pair
 //      silu      | g0 g1 ... g15 | ... | u0 ... u15 |  two stretches of 32 bytes, `width` elements apart
 //
-// Most rows are made by estimates whose codes and scales are proved (swiglu_estimate.cuh). A warp with something that
-// is not proved reads its gates and ups once more and makes it by the written sequence (swiglu.cuh): a word of four
-// codes, or all of its results if a scale is in doubt. A few rows with a CTA each are made by that sequence at once.
-//
 // Rows that no expert has, and scale rows that no row has, are neither read nor written.
 #include "expert_maps.cuh"
 #include "exponential.cuh"
@@ -219,8 +215,8 @@ struct Again {
     }
 };
 
-/// Codes and scale of a lane's results: the estimates' where all lanes of the warp have proved theirs. Else the words
-/// of four codes that any lane has in doubt are made again by all, or everything is if it is a scale.
+/// Codes and scale of a lane's results: the estimates' where all lanes of the warp have proved theirs. Else the words of
+/// four codes that any lane has in doubt are made again by all, or everything is if it is a scale.
 template <ScaleMode mode, EdgePolicy edge, class MakeAgain>
 __device__ __forceinline__ Encoded proved(const Bracket& found, bool inside, const MakeAgain& make_again) {
     Encoded encoded{{found.below[0], found.below[1], found.below[2], found.below[3]}, found.scale.byte};
@@ -304,8 +300,8 @@ __device__ __forceinline__ void make_rows(const Rows& rows, const Experts& exper
     }
 }
 
-/// Up to so many rows, if each has a CTA of its own, latency counts and not how many instructions there are: a row
-/// whose estimates are not proved would be waited for, and every third row of 2880 ordinary results has such a warp.
+/// Up to so many rows, if each has a CTA of its own, latency counts and not how many instructions there are: a row whose
+/// estimates are not proved would be waited for. Of 32 rows of 2880 results every third has a warp with such an estimate.
 constexpr int kFewRows = 256;
 
 /// A CTA has consecutive rows, so that it seldom has to ask for an expert.

@@ -1,10 +1,10 @@
 // SwiGLU to MXFP8 by an estimate with a certificate: the same bits as the written sequence, in fewer instructions.
 //
 // MXFP8 keeps four bits of a result. An estimate that is within kEstimateError of the defined result has the same code,
-// unless a boundary between two codes lies between them. So each result is encoded twice, a little too small and a
-// little too large. Equal codes are the code of the defined result, whatever a chip's ex2.approx and rcp.approx return
-// within their documented errors. The block's scale is proved in the same way. What is not proved, about one result of
-// ten thousand, is made once more by the written sequence.
+// unless a boundary between two codes lies between them. So each result is encoded twice, a little too small and a little
+// too large. Equal codes are the code of the defined result, whatever a chip's ex2.approx and rcp.approx return within
+// their documented errors. The block's scale is proved in the same way. What is not proved, some results of a thousand
+// warps, is made once more by the written sequence.
 //
 // How far an estimate may be from the defined result, relative, in units of h = 2^-24, half a unit in the last place.
 // X = -alpha * gate, exactly; the sums of the table are first order, and kSecondOrder is more than the rest.
@@ -17,9 +17,8 @@
 //      s = RN(1 / d)                        1         s = rcp.approx(d), 1 ulp                    2
 //      RN(gate * s), RN(. * up)             2         RN(gate * s), RN(. * up)                    2
 //
-// An error of e counts e / (1 + e) times in d. For X < 0 that times |X| is below 0.28, and far below 0 both e are
-// nothing beside 1. So only a large X is a concern, and the sum of all e of a lane bounds it. Where a subnormal number
-// arises, errors are absolute:
+// An error of e counts e / (1 + e) times in d. For X < 0 that times |X| is below 0.28, so only a large X is a concern, and
+// the sum of all e of a lane bounds it. Where a subnormal number arises, errors are absolute:
 //
 //      t, x                 2^-149, nothing beside h
 //      ex2.approx.ftz       below 2^-126, nothing beside 1
@@ -27,8 +26,8 @@
 //      (gate * s) * up      the result is below 2^-126
 //
 // With the block's largest result at least 2^-40, a result below 2^-65 is code 0 for any scale that the block may have.
-// Its sign is exact: of a product, whatever it is, and e is not negative. NaN and Inf never pass: those of a gate, an
-// up or a parameter that no clamp turns into a number make the largest result one of them, or the sum of e.
+// Its sign is exact: of a product, whatever it is, and e is not negative. NaN and Inf never pass: of a gate, an up, or a
+// parameter, they make the largest result one of them, or the sum of e.
 #pragma once
 
 #include "exponential.cuh"
@@ -41,7 +40,7 @@ constexpr float kMostExponentials = 0x1p+32f;  // a lane's sum of e
 constexpr float kMostX = 22.19f;               // so that no X is larger: 32 ln 2 is 22.181
 constexpr float kLeastAmax = 0x1p-40f, kMostAmax = 0x1p+120f;
 constexpr float kMostUp = 0x1p+60f;
-constexpr float kLeastAlpha = 0x1p-100f, kMostAlpha = 0x1p+100f;  // so that k is neither subnormal nor infinite
+constexpr float kLeastAlpha = 0x1p-100f, kMostAlpha = 0x1p+100f;  // so that neither k nor what it is made of is subnormal
 
 constexpr float kHalfUlp = 0x1p-24f;
 constexpr float kSecondOrder = 1.001f;
