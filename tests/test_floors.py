@@ -55,7 +55,7 @@ def test_only_the_top_floor_imports_the_face(imports: dict[str, set[str]]) -> No
 SOURCES = {".py", ".cu", ".cuh", ".cpp", ".h", ".js", ".css", ".html"}
 #: Folders that may hold more sources, with their number and the reason.
 LARGER = {
-    "refmoe/cuda/csrc": (42, "a kernel includes its headers from beside it, and reports name both by these paths"),
+    "refmoe/cuda/csrc": (43, "a kernel includes its headers from beside it, and reports name both by these paths"),
 }
 
 
@@ -75,9 +75,9 @@ def test_no_folder_has_more_than_24_sources() -> None:
 
 
 def test_a_crowded_folder_is_found() -> None:
-    csrc = [Path("refmoe/cuda/csrc", f"{number}.cuh") for number in range(43)]
+    csrc = [Path("refmoe/cuda/csrc", f"{number}.cuh") for number in range(44)]
     many = [Path("refmoe/ptx", f"{number}.py") for number in range(25)]
-    assert crowded([*csrc, *many]) == {"refmoe/cuda/csrc": 43, "refmoe/ptx": 25}
+    assert crowded([*csrc, *many]) == {"refmoe/cuda/csrc": 44, "refmoe/ptx": 25}
     assert crowded([*csrc[1:], *many[1:]]) == {}
 
 
