@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
+from refmoe.mutation.proofs.lanes import LaneGroups
 from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
 from refmoe.mutation.proofs.program import EntryCode, NoProof
 from refmoe.mutation.proofs.ranges import Ranges
@@ -44,6 +45,10 @@ class EqualEntries:
     _trail: list[tuple[Node, Node]] = field(default_factory=list)
     _trials: int = _TRIALS
 
+    @cached_property
+    def _lanes(self) -> LaneGroups:
+        return LaneGroups(self.side, self.ranges)
+
     @property
     def nodes(self) -> Nodes:
         """Of both entries."""
@@ -75,7 +80,7 @@ class EqualEntries:
         ones, others = self.side.acts[number]
         if len(ones) != len(others) or not self._same_branch(*self.side.branches[number]):
             return False
-        return all(self._same_act(one, other) for one, other in zip(ones, others, strict=True))
+        return all(self._same_act(number, one, other) for one, other in zip(ones, others, strict=True))
 
     def _same_branch(self, one: Node | None, other: Node | None) -> bool:
         if one == other or one is None or other is None:
@@ -83,12 +88,13 @@ class EqualEntries:
         truths = self.ranges.truth(one), self.ranges.truth(other)
         return truths[0] == truths[1] != EITHER or self.equal(one, other)
 
-    def _same_act(self, one: Act, other: Act) -> bool:
+    def _same_act(self, number: int, one: Act, other: Act) -> bool:
         if one.opcode != other.opcode or len(one.operands) != len(other.operands):
             return False
-        if not all(self.equal(*pair) for pair in zip(one.operands, other.operands, strict=True)):
-            return False
-        return self.equal(one.guard, other.guard)
+        pairs = zip(one.operands, other.operands, strict=True)
+        if all(self.equal(*pair) for pair in pairs) and self.equal(one.guard, other.guard):
+            return True
+        return self._lanes.same_stores(number, one, other, self.equal)
 
     # --- values -------------------------------------------------------------------------------------------------
 
@@ -100,6 +106,8 @@ class EqualEntries:
             words = [self.ranges.of(each).constant for each in (one, other)]
             if words[0] == words[1] is not None:
                 return True
+        if (less := (self._plainer(one), self._plainer(other))) != (one, other):
+            return self.equal(*less)
         key = (one, other)
         if key in self._assumed:
             # Only where paths meet does an expression come back to itself: it is equal if it was a round ago.
@@ -117,6 +125,21 @@ class EqualEntries:
             if found:
                 self._trail.append(key)
         return self._known[key]
+
+    def _plainer(self, node: Node) -> Node:
+        """A sum without the terms that have one value; a wide product as one of words that are as wide."""
+        nodes, shape = self.nodes, self.nodes.shapes[node]
+        if shape[0] == "sum":
+            words = [self.ranges.of(each).constant for each, _ in shape[3:]]
+            terms = [(each, factor) for (each, factor), word in zip(shape[3:], words, strict=True) if word is None]
+            fixed = [(factor, word) for (_, factor), word in zip(shape[3:], words, strict=True) if word is not None]
+            return nodes.total(shape[1], shape[2] + sum(a * b for a, b in fixed), terms) if fixed else node
+        match = re.fullmatch(r"mul\.wide\.([su])(16|32)", str(shape[1])) if shape[0] == "op" else None
+        if match is None or any(nodes.widths[each] != int(match[2]) for each in shape[2:]):
+            return node
+        bits = nodes.widths[node]
+        wide = [nodes.computed(f"cvt.{match[1]}{bits}.{match[1]}{match[2]}", [each], bits) for each in shape[2:]]
+        return nodes.computed(f"mul.lo.{match[1]}{bits}", wide, bits)
 
     def _forget(self, mark: int) -> None:
         """Take back what was found under an assumption that does not hold."""

@@ -33,25 +33,29 @@ class HostBounds:
         most: by parameter's number, the largest.
         grid: the most CTAs.
         least: by parameter's number, the smallest, where it is not 0.
+        multiples: by parameter's number, the power of two that it is a multiple of.
     """
 
     most: Mapping[int, int]
     grid: int = INT32_MAX
     least: Mapping[int, int] = field(default_factory=dict)
+    multiples: Mapping[int, int] = field(default_factory=dict)
 
 
 #: By the beginning of an entry's name. `refmoe.mutation.trial` holds the launches of cases against it.
 BOUNDS: Mapping[str, HostBounds] = MappingProxyType(
     {
         "refmoe_expand_": HostBounds({7: _ROWS, 8: 32, 10: _PIECES}, MAX_GRID),
-        "refmoe_mxfp8_quantize_": HostBounds({3: _ROWS, 4: _PIECES}, MAX_GRID),
+        "refmoe_mxfp8_quantize_": HostBounds({3: _ROWS, 4: _PIECES}, MAX_GRID, multiples={4: 2}),
         "refmoe_nvfp4_quantize_": HostBounds({4: _ROWS, 5: _PIECES}, MAX_GRID),
         # K of a product has at most 2^31 - 1 bytes of scale atoms, 512 for each 128 or 64 elements.
         "refmoe_sm12x_gemm_": HostBounds({10: 1 << 29, 12: 16}, least={12: 2}),
         "refmoe_sm12x_nvfp4_gemm_": HostBounds({10: 1 << 28, 12: 16}, least={12: 2}),
         "refmoe_finalize_bf16_": HostBounds({6: _ROWS}),
         "refmoe_finalize_f32_": HostBounds({6: _ROWS}),
-        "refmoe_deepseek_expand_": HostBounds({6: _ROWS, 7: 32, 8: _PIECES}, MAX_GRID),
+        "refmoe_deepseek_expand_": HostBounds({6: _ROWS, 7: 32, 8: _PIECES}, MAX_GRID, multiples={8: 8}),
+        "refmoe_deepseek_activation_": HostBounds({8: _PIECES}, multiples={8: 8}),
+        "refmoe_q8_1_quantize_": HostBounds({}, multiples={4: 8}),
         "refmoe_deepseek_finalize_": HostBounds({5: _ROWS, 6: 32}, MAX_GRID),
     }
 )
@@ -63,13 +67,15 @@ _TYPE = re.compile(r"[subf](8|16|32|64)$")
 def within_bounds(entry: str, grid: int, arguments: Sequence[object]) -> bool:
     """Whether a launch of an entry is within what is said of it."""
     known = bounds_of(entry)
-    numbers = [(each, known.most.get(place), known.least.get(place)) for place, each in enumerate(arguments)]
-    small = all(
-        isinstance(each, int) and (most is None or each <= most) and (least is None or each >= least)
-        for each, most, least in numbers
-        if most is not None or least is not None
+    held = all(
+        isinstance(each, int)
+        and each <= known.most.get(place, each)
+        and each >= known.least.get(place, each)
+        and each % known.multiples.get(place, 1) == 0
+        for place, each in enumerate(arguments)
+        if place in known.most or place in known.least or place in known.multiples
     )
-    return small and grid <= known.grid
+    return held and grid <= known.grid
 
 
 def bounds_of(entry: str) -> HostBounds:
@@ -258,7 +264,8 @@ class Ranges:
         if kind == "parameter" and whole and str(shape[3]) in self.numbers:
             number = int(str(shape[3]).rstrip("]").rpartition("_")[2])
             known = bounds_of(self.entry)
-            return values.between(bits, known.least.get(number, 0), known.most.get(number, INT32_MAX))
+            zeros = known.multiples.get(number, 1) - 1
+            return values.between(bits, known.least.get(number, 0), known.most.get(number, INT32_MAX), zeros)
         if kind != "steady":
             return values.anything(bits)
         if name in ("%tid.y", "%tid.z", "%ctaid.y", "%ctaid.z"):
