@@ -32,6 +32,7 @@ _EVERYONE = 0xFFFFFFFF
 #: Rounds after which what still grows is given up.
 _ROUNDS = 40
 
+_Masks = dict[tuple[Node, Node | None], int]
 Word = tuple[int, int]  # bits that are 1, and the bits that are known
 
 
@@ -55,7 +56,8 @@ class LaneGroups:
 
         Args:
             number: the pair of paths that it is an act of.
-            one, other: the act of the sound entry and that of the other one, of one opcode.
+            one: the act of the sound entry.
+            other: that of the other one, of the same opcode.
             equal: tells whether two nodes always have one value.
         """
         if not _STORE.match(one.opcode) or not self._alone(number, one):
@@ -73,7 +75,7 @@ class LaneGroups:
             return False
 
         def same(node: Node) -> bool:
-            return not any(self.apart(node, turn) for turn in turns)
+            return not any(self.apart(node, turn, given) for turn in turns)
 
         # An operand as it is where the guard holds, or as it is anywhere, which both are where both guards' part holds.
         return all(
@@ -123,15 +125,15 @@ class LaneGroups:
 
     # --- what two lanes have in common -----------------------------------------------------------------------------
 
-    def apart(self, node: Node, turn: int) -> int:
+    def apart(self, node: Node, turn: int, given: Node | None = None) -> int:
         """The bits in which a node's values may differ between two lanes whose numbers differ in the bit `turn`.
 
-        Both lanes have taken the same paths, and are at the same place.
+        Both lanes have taken the same paths, and are at the same place. `given` is a predicate that holds in both.
         """
         if turn not in self._apart:
             self._apart[turn], self._uneven[turn] = {}, set()
             self._meet(turn)
-        return self._found(node, turn, {})
+        return self._found(node, turn, {}, given)
 
     def _meet(self, turn: int) -> None:
         """What differs where paths meet: on any of them, if both lanes take the same one. Else anything does.
@@ -140,7 +142,7 @@ class LaneGroups:
         """
         held, uneven = self._apart[turn], self._uneven[turn]
         for _ in range(_ROUNDS):
-            before, known = (dict(held), set(uneven)), dict[Node, int]()
+            before, known = (dict(held), set(uneven)), _Masks()
             for node, ways in self.side.meets.items():
                 found = -1 if self.side.nodes.shapes[node][2] in uneven else held.get(node, 0)
                 for each in ways:
@@ -151,20 +153,21 @@ class LaneGroups:
                     uneven |= self._behind(number)
             if before == (held, uneven):
                 return
-        held.update({node: -1 for node in self.side.meets})
+        held.update(dict.fromkeys(self.side.meets, -1))
         uneven |= set(range(len(self.side.pairs)))
 
-    def _found(self, node: Node, turn: int, known: dict[Node, int]) -> int:
+    def _found(self, node: Node, turn: int, known: _Masks, given: Node | None = None) -> int:
         held = self._apart[turn]
         if node in self.side.meets:
             return held.get(node, 0)
-        if node not in known:
+        key = (node, given)
+        if key not in known:
             full = (1 << self.side.nodes.widths[node]) - 1
-            known[node] = full  # of an expression that comes back to itself
-            known[node] = self._made(node, turn, known) & full
-        return known[node]
+            known[key] = full  # of an expression that comes back to itself
+            known[key] = self._made(node, turn, known, given) & full
+        return known[key]
 
-    def _made(self, node: Node, turn: int, known: dict[Node, int]) -> int:
+    def _made(self, node: Node, turn: int, known: _Masks, given: Node | None) -> int:
         nodes = self.side.nodes
         shape, bits = nodes.shapes[node], nodes.widths[node]
         if bits > 1 and self.ranges.of(node).constant is not None:
@@ -172,9 +175,10 @@ class LaneGroups:
         if shape[0] == "int":
             return 0
         if shape[0] == "atom":
+            # What an act gave is of another time, and of other lanes: there the predicate may not hold.
             return self._atom(shape, turn, known)
         sources = nodes.arguments(node)
-        masks = [self._found(each, turn, known) for each in sources]
+        masks = [self._found(each, turn, known, given) for each in sources]
         if not any(masks):
             return 0
         if shape[0] == "sel":
@@ -184,11 +188,11 @@ class LaneGroups:
         if shape[0] != "op":
             return -1
         opcode = str(shape[1])
-        if self._crossed(opcode, sources, turn, known):
+        if self._crossed(opcode, sources, turn, masks, given):
             return 0
         return self._operation(opcode, sources, masks)
 
-    def _atom(self, shape: Sequence[object], turn: int, known: dict[Node, int]) -> int:
+    def _atom(self, shape: Sequence[object], turn: int, known: _Masks) -> int:
         kind = shape[1]
         if kind in ("parameter", "name"):
             return 0
@@ -202,8 +206,7 @@ class LaneGroups:
             # No other thread writes there meanwhile: the sound entry has no races.
             apart = any(masks) or self._found(act.guard, turn, known) or shape[2] in self._uneven[turn]
             return -1 if apart else 0
-        whole = self.side.nodes.word(act.guard) == 1 and self._word(act, -1) == _EVERYONE
-        if not whole or int(str(shape[4])) != 0:
+        if not self._gathers(act) or int(str(shape[4])) != 0:
             return -1
         if act.opcode.startswith("redux.sync."):
             return 0
@@ -215,23 +218,26 @@ class LaneGroups:
             return 0 if ".idx." in act.opcode else masks[0]
         return -1
 
-    def _crossed(self, opcode: str, sources: Sequence[Node], turn: int, known: dict[Node, int]) -> bool:
+    def _crossed(
+        self, opcode: str, sources: Sequence[Node], turn: int, masks: Sequence[int], given: Node | None
+    ) -> bool:
         """Whether an operation takes a lane's number and that of the lane across, whichever first."""
-        if opcode.partition(".")[0] not in EITHER_WAY or opcode.endswith(".f64") or "sat" in opcode.split("."):
+        if opcode.partition(".")[0] not in EITHER_WAY or opcode.endswith(".f64") or any(masks[2:]):
             return False
-        if any(self._found(each, turn, known) for each in sources[2:]):
-            return False
-        return any(self._across(mine, its) == turn for mine, its in (sources[:2], sources[1::-1]) if mine != its)
+        return any(self._across(mine, its, given) == turn for mine, its in (sources[:2], sources[1::-1]))
 
-    def _across(self, mine: Node, its: Node) -> int:
+    def _across(self, mine: Node, its: Node, given: Node | None) -> int:
         """The bits by which the lanes' numbers differ if one node is the other, of another lane; 0 if it is not."""
         shape = self.side.nodes.shapes[its]
         if shape[:2] != ("atom", "act") or shape[4] != 0:
             return 0
         act = self.side.acts[shape[2]][0][shape[3]]
-        if act.opcode != "shfl.sync.bfly.b32" or (self._word(act, -2), self._word(act, -1)) != (WARP - 1, _EVERYONE) or act.operands[0] != mine:
+        if act.opcode != "shfl.sync.bfly.b32" or not self._gathers(act) or self._word(act, -2) != WARP - 1:
             return 0
-        step = self.side.nodes.word(act.operands[1]) if self.side.nodes.word(act.guard) == 1 else None
+        offered = act.operands[0]
+        if mine != offered and (given is None or mine != self.side.nodes.given(offered, given)):
+            return 0
+        step = self._word(act, 1)
         return step if step is not None and 0 < step < WARP else 0
 
     def _sum(self, shape: Sequence[object], bits: int, masks: Sequence[int]) -> int:
@@ -254,7 +260,7 @@ class LaneGroups:
 
     @staticmethod
     def _terms(shape: Sequence[object]) -> list[tuple[Node, int]]:
-        return [(int(node), int(factor)) for node, factor in shape[3:]]  # type: ignore[misc]
+        return [(int(each[0]), int(each[1])) for each in shape[3:]]  # type: ignore[index]
 
     def _multiple(self, node: Node, factor: int, bits: int, below: int) -> bool:
         """Whether the lowest bits of a product, those of a mask, are 0."""
@@ -310,10 +316,10 @@ class LaneGroups:
                     held[node], changed = after, True
             if not changed:
                 return
-        held.update({node: (0, 0) for node in self.side.meets})
+        held.update(dict.fromkeys(self.side.meets, (0, 0)))
 
     def _known(self, node: Node, lane: int, known: dict[Node, Word | None]) -> Word | None:
-        """What is known of a node; None of one that depends on a meeting of paths that nothing has been found of yet."""
+        """What is known of a node; None of one that depends on a meeting that nothing has been found of yet."""
         if node in self.side.meets:
             return self._words[lane].get(node)
         if node not in known:
@@ -408,9 +414,8 @@ class LaneGroups:
         loops = number in self._behind(number)
         if loops and not self._changes(act.operands[0]):
             return False
-        return not any(
-            other is not act and self._touches(other, act, root) for acts, _ in self.side.acts.values() for other in acts
-        )
+        others = [other for acts, _ in self.side.acts.values() for other in acts if other is not act]
+        return not any(self._touches(other, act, root) for other in others)
 
     def _behind(self, number: int) -> set[int]:
         found: set[int] = set()
@@ -470,9 +475,28 @@ class LaneGroups:
         return self.side.nodes.word(self.side.nodes.total(bits, 0, [(other.operands[0], 1), (act.operands[0], -1)]))
 
     def _disjoint(self, other: Act, act: Act) -> bool:
-        """Whether two acts are at different places, by a distance that is a constant."""
+        """Whether two acts are at different places: a constant distance apart, or each in its own shared array."""
+        mine, its = self._room(act), self._room(other)
+        if mine is not None and its is not None and mine != its:
+            return True
         distance, bits = self._distance(other, act), self.side.nodes.widths[act.operands[0]]
         return distance is not None and _bytes(act.opcode) <= distance <= (1 << bits) - _bytes(other.opcode)
+
+    def _room(self, act: Act) -> str | None:
+        """The shared array that an act is within for sure; None if that is not known."""
+        nodes, address = self.side.nodes, act.operands[0]
+        shape = nodes.shapes[address]
+        for each, factor in self._terms(shape) if shape[0] == "sum" else []:
+            inner = nodes.shapes[each]
+            name = nodes.shapes[inner[2]] if inner[:2] == ("op", "mov.u32") else inner
+            if factor != 1 or name[:2] != ("atom", "name"):
+                continue
+            declared = rf"\.shared\b[^;]*\s{re.escape(name[2])}\[(\d+)\];"
+            sizes = re.findall(declared, self.side.sides[0].program.text)
+            offset = self.ranges.of(nodes.total(shape[1], 0, [(address, 1), (each, -1)]))
+            if len(sizes) == 1 and offset.low >= 0 and offset.high + _bytes(act.opcode) <= int(sizes[0]):
+                return str(name[2])
+        return None
 
     def _meets_barrier(self, number: int, act: Act, forward: bool) -> bool:
         """Whether there is a barrier between a store and any other act that may touch shared memory, on each path."""
