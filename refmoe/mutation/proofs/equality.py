@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
+from refmoe.mutation.proofs.functions import CalledModule
 from refmoe.mutation.proofs.lanes import LaneGroups
 from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
 from refmoe.mutation.proofs.program import EntryCode, NoProof
@@ -254,6 +255,20 @@ def same_kernel(sound: str, other: str) -> str | None:
 
 
 def _same_kernel(sound: str, other: str) -> str | None:
+    modules = CalledModule.of(sound), CalledModule.of(other)
+    if modules[0].functions.keys() != modules[1].functions.keys():
+        return None
+    pairs = [(text, modules[1].functions[name]) for name, text in modules[0].functions.items()]
+    words = []
+    for one, two in [*((one, two) for one, two in pairs if one != two), (modules[0].entry, modules[1].entry)]:
+        found = _same_text(one, two)
+        if found is None:
+            return None
+        words += [each for each in found if each not in words]
+    return "; ".join(words) or "each act has the same operands"
+
+
+def _same_text(sound: str, other: str) -> list[str] | None:
     if not _same_heads(sound, other):
         return None
     words = []
@@ -268,9 +283,7 @@ def _same_kernel(sound: str, other: str) -> str | None:
     proof = EqualEntries(side, ranges)
     if not proof.holds():
         return None
-    if proof.tried:
-        words.append("tried on every value of what differs")
-    return "; ".join(words) or "each act has the same operands"
+    return [*words, "tried on every value of what differs"] if proof.tried else words
 
 
 def _same_heads(sound: str, other: str) -> bool:
