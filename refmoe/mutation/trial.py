@@ -36,10 +36,10 @@ from refmoe.mutation.entries import (
     sound_entries,
     sound_text,
 )
+from refmoe.mutation.proofs.bounds import within_bounds
 from refmoe.mutation.proofs.differences import proof
 from refmoe.mutation.proofs.equality import same_kernel
 from refmoe.mutation.proofs.program import sound
-from refmoe.mutation.proofs.ranges import within_bounds
 from refmoe.mutation.reach import HOST, EntryKey, Reach, default_cases, in_order
 from refmoe.mutation.site import Site
 from refmoe.ptx import Module

@@ -7,80 +7,21 @@ comparison says: so a counter that goes on while it is below a bound stays below
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
-from refmoe.cuda.arguments import INT32_MAX, MAX_GRID
+from refmoe.cuda.arguments import INT32_MAX
 from refmoe.mutation.proofs import values
+from refmoe.mutation.proofs.bounds import bounds_of
 from refmoe.mutation.proofs.flow import SideBySide
 from refmoe.mutation.proofs.nodes import Node
 from refmoe.mutation.proofs.program import computed
 from refmoe.mutation.proofs.values import KnownWord
 
-#: Rows that a walk in steps of a grid does not leave 32 bits with.
-_ROWS = INT32_MAX - MAX_GRID
-#: Pieces of 16 elements, or of fewer, of a row: of rows of 2^31 - 1 bytes at most.
-_PIECES = 1 << 28
-
-
-@dataclass(frozen=True)
-class HostBounds:
-    """What host code holds the integers of a launch to.
-
-    Attributes:
-        most: by parameter's number, the largest.
-        grid: the most CTAs.
-        least: by parameter's number, the smallest, where it is not 0.
-        multiples: by parameter's number, the power of two that it is a multiple of.
-    """
-
-    most: Mapping[int, int]
-    grid: int = INT32_MAX
-    least: Mapping[int, int] = field(default_factory=dict)
-    multiples: Mapping[int, int] = field(default_factory=dict)
-
-
-#: By the beginning of an entry's name. `refmoe.mutation.trial` holds the launches of cases against it.
-BOUNDS: Mapping[str, HostBounds] = MappingProxyType(
-    {
-        "refmoe_expand_": HostBounds({7: _ROWS, 8: 32, 10: _PIECES}, MAX_GRID),
-        "refmoe_mxfp8_quantize_": HostBounds({3: _ROWS, 4: _PIECES}, MAX_GRID, multiples={4: 2}),
-        "refmoe_nvfp4_quantize_": HostBounds({4: _ROWS, 5: _PIECES}, MAX_GRID),
-        # K of a product has at most 2^31 - 1 bytes of scale atoms, 512 for each 128 or 64 elements.
-        "refmoe_sm12x_gemm_": HostBounds({10: 1 << 29, 12: 16}, least={12: 2}),
-        "refmoe_sm12x_nvfp4_gemm_": HostBounds({10: 1 << 28, 12: 16}, least={12: 2}),
-        "refmoe_finalize_bf16_": HostBounds({6: _ROWS}),
-        "refmoe_finalize_f32_": HostBounds({6: _ROWS}),
-        "refmoe_deepseek_expand_": HostBounds({6: _ROWS, 7: 32, 8: _PIECES}, MAX_GRID, multiples={8: 8}),
-        "refmoe_deepseek_activation_": HostBounds({8: _PIECES}, multiples={8: 8}),
-        "refmoe_q8_1_quantize_": HostBounds({}, multiples={4: 8}),
-        "refmoe_deepseek_finalize_": HostBounds({5: _ROWS, 6: 32}, MAX_GRID),
-    }
-)
 #: Rounds in which intervals may grow by themselves, and rounds in all.
 _PATIENCE, _ROUNDS = 3, 60
 _TYPE = re.compile(r"[subf](8|16|32|64)$")
-
-
-def within_bounds(entry: str, grid: int, arguments: Sequence[object]) -> bool:
-    """Whether a launch of an entry is within what is said of it."""
-    known = bounds_of(entry)
-    held = all(
-        isinstance(each, int)
-        and each <= known.most.get(place, each)
-        and each >= known.least.get(place, each)
-        and each % known.multiples.get(place, 1) == 0
-        for place, each in enumerate(arguments)
-        if place in known.most or place in known.least or place in known.multiples
-    )
-    return held and grid <= known.grid
-
-
-def bounds_of(entry: str) -> HostBounds:
-    """What is known of an entry's launches."""
-    return next((held for start, held in BOUNDS.items() if entry.startswith(start)), HostBounds({}))
 
 
 @dataclass
