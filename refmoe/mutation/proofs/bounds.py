@@ -5,16 +5,23 @@ Proofs take it for granted. `refmoe.mutation.trial` holds every launch of the ca
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import numpy as np
+
 from refmoe.cuda.arguments import INT32_MAX, MAX_GRID
+from refmoe.cuda.launch import MatrixMap
+from refmoe.ptx.arguments import Buffer
 
 #: Rows that a walk in steps of a grid does not leave 32 bits with.
 _ROWS = INT32_MAX - MAX_GRID
 #: Pieces of 16 elements, or of fewer, of a row: of rows of 2^31 - 1 bytes at most.
 _PIECES = 1 << 28
+#: Numbers of rows, as 64-bit integers.
+_OFFSETS = (64, 0, INT32_MAX)
 
 
 @dataclass(frozen=True)
@@ -26,12 +33,14 @@ class HostBounds:
         grid: the most CTAs.
         least: by parameter's number, the smallest, where it is not 0.
         multiples: by parameter's number, the power of two that it is a multiple of.
+        holds: by number of a parameter that is an array, the bits of its integers, the least and the largest.
     """
 
     most: Mapping[int, int]
     grid: int = INT32_MAX
     least: Mapping[int, int] = field(default_factory=dict)
     multiples: Mapping[int, int] = field(default_factory=dict)
+    holds: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
 
 
 #: By the beginning of an entry's name. `refmoe.mutation.trial` holds the launches of cases against it.
@@ -49,7 +58,9 @@ BOUNDS: Mapping[str, HostBounds] = MappingProxyType(
         "refmoe_deepseek_activation_": HostBounds({8: _PIECES}, multiples={8: 8}),
         "refmoe_q8_1_quantize_": HostBounds({}, multiples={4: 8}),
         "refmoe_finalize_q8_1_": HostBounds({}, multiples={11: 8}),
-        "refmoe_swiglu_q8_1_": HostBounds({}, multiples={10: 8}),
+        "refmoe_swiglu_q8_1_": HostBounds({}, multiples={10: 8}, holds={1: _OFFSETS}),
+        "refmoe_swiglu_gpt_oss_": HostBounds({}, holds={1: _OFFSETS}),
+        "refmoe_swiglu_silu_": HostBounds({}, holds={1: _OFFSETS}),
         "refmoe_deepseek_finalize_": HostBounds({5: _ROWS, 6: 32}, MAX_GRID),
     }
 )
@@ -66,7 +77,26 @@ def within_bounds(entry: str, grid: int, arguments: Sequence[object]) -> bool:
         for place, each in enumerate(arguments)
         if place in known.most or place in known.least or place in known.multiples
     )
-    return held and grid <= known.grid
+    arrays = all(_holds(arguments[place], *numbers) for place, numbers in known.holds.items())
+    return held and arrays and grid <= known.grid
+
+
+def _holds(array: object, bits: int, low: int, high: int) -> bool:
+    """Whether all integers of an argument are within bounds. They are there before the launch, which writes none."""
+    if not isinstance(array, Buffer) or array.array.nbytes % (bits // 8):
+        return False
+    numbers = np.frombuffer(array.array.tobytes(), f"<i{bits // 8}")
+    return bool(np.all((low <= numbers) & (numbers <= high)))
+
+
+def arrays_apart(arguments: Sequence[object]) -> bool:
+    """Whether no array that a launch may write has bytes in common with another one of its arguments."""
+    buffers = [each.buffer if isinstance(each, MatrixMap) else each for each in arguments]
+    held = [each for each in buffers if isinstance(each, Buffer)]
+    return not any(
+        (one.writable or other.writable) and np.may_share_memory(one.array, other.array)
+        for one, other in itertools.combinations(held, 2)
+    )
 
 
 def bounds_of(entry: str) -> HostBounds:

@@ -23,6 +23,7 @@ _THREADS = re.compile(r"^\.maxntid\s+(\d+)[^\n]*\n", re.MULTILINE)
 _REGISTERS = re.compile(r"^\s*\.reg\b[^\n]*\n", re.MULTILINE)
 _SHARED = re.compile(r"^\s*\.(?:shared|const|global)\b[^\n]*\n", re.MULTILINE)
 _LOCAL = re.compile(r"^\s*(\.local\b[^\n]*)\[(\d+)\];\n", re.MULTILINE)
+_NUMBER_LOAD = re.compile(r"ld\.global(?:\.nc)?\.[us]64$")
 #: Pairs of expressions of a proof that are tried on all values: each is compiled.
 _TRIALS = 24
 _EARLY = "griddepcontrol.launch_dependents"
@@ -90,12 +91,25 @@ class EqualEntries:
         return truths[0] == truths[1] != EITHER or self.equal(one, other)
 
     def _same_act(self, number: int, one: Act, other: Act) -> bool:
-        if one.opcode != other.opcode or len(one.operands) != len(other.operands):
+        if len(one.operands) != len(other.operands):
             return False
+        if one.opcode != other.opcode:
+            return self._same_read(one, other) or self._lanes.same_exchange(one, other, self.equal)
         pairs = zip(one.operands, other.operands, strict=True)
         if all(self.equal(*pair) for pair in pairs) and self.equal(one.guard, other.guard):
             return True
+        if one.opcode.startswith("shfl."):
+            return self._lanes.same_exchange(one, other, self.equal)
         return self._lanes.same_stores(number, one, other, self.equal)
+
+    def _same_read(self, one: Act, other: Act) -> bool:
+        """Whether both load one number, of which the other one reads the lower half: the upper one is 0."""
+        if other.opcode != re.sub(r"\.[us]64$", ".u32", one.opcode) or not _NUMBER_LOAD.match(one.opcode):
+            return False
+        if not self.equal(one.guard, other.guard) or not self.equal(one.operands[0], other.operands[0]):
+            return False
+        held = self.ranges.loaded(one)
+        return held is not None and held.low >= 0 and held.high < 1 << 32
 
     # --- values -------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,8 @@ _LANES = ("%tid.x", "%laneid")
 #: What has one value in all threads of a CTA.
 _OF_A_CTA = re.compile(r"%(?:ntid|ctaid|nctaid|cluster_ctaid|cluster_nctaid|clusterid|nclusterid)\.[xyz]$")
 _STORE = re.compile(r"st\.(global|shared)(?:\.v[24])?\.[usfb](8|16|32|64)$")
+#: Exchanges that read a lane which there is, so that their predicate is true.
+_EXCHANGE = re.compile(r"shfl\.sync\.(?:bfly|idx)\.b32$")
 _LOAD = re.compile(r"ld\.(?:global|shared|const)(?:\.nc)?(?:\.v[24])?\.[usfb](?:8|16|32|64)$")
 _MEETING = re.compile(r"(?:bar\.sync|barrier\.sync(?:\.aligned)?)$")
 #: The mask of a whole warp.
@@ -82,6 +84,29 @@ class LaneGroups:
             (same(a) and equal(a, b)) or (same(c) and equal(nodes.given(c, given), nodes.given(d, given)))
             for a, b, c, d in zip(one.operands, other.operands, one.anywhere, other.anywhere, strict=True)
         )
+
+    def same_exchange(self, one: Act, other: Act, equal: Callable[[Node, Node], bool]) -> bool:
+        """Whether an act of each entry is an exchange of a whole warp, and both give every lane the same.
+
+        Either all lanes offer one value, whichever is read. Or both read a lane by its number, which no clamp cuts.
+
+        Args:
+            one: the act of the sound entry.
+            other: that of the other one.
+            equal: tells whether two nodes always have one value.
+        """
+        modes = [_EXCHANGE.match(each.opcode) for each in (one, other)]
+        if None in modes or not (self._gathers(one) and self._gathers(other)):
+            return False
+        if not equal(one.operands[0], other.operands[0]):
+            return False
+        clamps = [self._word(each, -2) for each in (one, other)]
+        if clamps == [WARP - 1, WARP - 1]:
+            return not any(self.apart(one.operands[0], 1 << place) for place in range(5))
+        if one.opcode != other.opcode or ".idx." not in one.opcode or not equal(one.operands[1], other.operands[1]):
+            return False
+        step = self.ranges.of(one.operands[1])
+        return step.low >= 0 and all(clamp is not None and step.high <= clamp < WARP for clamp in clamps)
 
     def _spread(self, mine: set[Node], its: set[Node], size: int) -> bool:
         """Whether some lane of each group stores, in either entry."""

@@ -14,7 +14,7 @@ from typing import Any
 from refmoe.cuda.arguments import INT32_MAX
 from refmoe.mutation.proofs import values
 from refmoe.mutation.proofs.bounds import bounds_of
-from refmoe.mutation.proofs.flow import SideBySide
+from refmoe.mutation.proofs.flow import Act, SideBySide
 from refmoe.mutation.proofs.nodes import Node
 from refmoe.mutation.proofs.program import computed
 from refmoe.mutation.proofs.values import KnownWord
@@ -41,6 +41,7 @@ class Ranges:
     numbers: frozenset[str]
     _held: dict[Node, KnownWord | None] = field(default_factory=dict)
     _now: dict[Node, KnownWord] = field(default_factory=dict)
+    _places: dict[Node, int] = field(default_factory=dict)
 
     def solve(self) -> Ranges:
         """Go over all meetings of paths until nothing grows; gives itself."""
@@ -72,6 +73,34 @@ class Ranges:
         """Whether the lowest bits of a node, read as a signed number, are at least 0."""
         found = self.of(node)
         return (found if found.bits == bits else values.resized(found, bits, signed=False)).unsigned
+
+    def loaded(self, act: Act) -> KnownWord | None:
+        """What a load of one number of an array gives, as far as host code says what the array holds."""
+        match = re.match(r"ld\.global(?:\.nc)?\.[us](32|64)$", act.opcode)
+        known = bounds_of(self.entry).holds
+        if match is None or not known:
+            return None
+        if act.operands[0] not in self._places:
+            arrays = self._arrays(act.operands[0], set())
+            numbers = [int(each.rstrip("]").rpartition("_")[2]) for each in arrays if each]
+            self._places[act.operands[0]] = numbers[0] if len(arrays) == len(numbers) == 1 else -1
+        place = self._places[act.operands[0]]
+        bits, low, high = known.get(place, (0, 0, 0))
+        return values.between(bits, low, high) if bits == int(match[1]) else None
+
+    def _arrays(self, node: Node, seen: set[Node]) -> set[str]:
+        """The parameters that are pointers, or may be, of which an address is computed; "" for what may be another."""
+        nodes = self.side.nodes
+        shape = nodes.shapes[node]
+        if node in seen or nodes.widths[node] < 64:
+            return set()
+        seen.add(node)
+        if shape[:2] == ("atom", "parameter"):
+            return {str(shape[3])}
+        parts = self.side.meets.get(node, nodes.arguments(node))
+        if shape[0] == "atom" and not parts:
+            return {""}
+        return {each for part in parts for each in self._arrays(part, seen)}
 
     def _met(self, node: Node) -> KnownWord | None:
         found: KnownWord | None = None
@@ -207,6 +236,10 @@ class Ranges:
             known = bounds_of(self.entry)
             zeros = known.multiples.get(number, 1) - 1
             return values.between(bits, known.least.get(number, 0), known.most.get(number, INT32_MAX), zeros)
+        if kind == "act":
+            act = self.side.acts[int(str(shape[2]))][0][int(str(shape[3]))]
+            held = self.loaded(act) if len(shape) > 4 and shape[4] == 0 else None
+            return held if held is not None and held.bits == bits else values.anything(bits)
         if kind != "steady":
             return values.anything(bits)
         if name in ("%tid.y", "%tid.z", "%ctaid.y", "%ctaid.z"):
