@@ -59,8 +59,7 @@ BOUNDS: Mapping[str, HostBounds] = MappingProxyType(
         "refmoe_q8_1_quantize_": HostBounds({}, multiples={4: 8}),
         "refmoe_finalize_q8_1_": HostBounds({}, multiples={11: 8}),
         "refmoe_swiglu_q8_1_": HostBounds({}, multiples={10: 8}, holds={1: _OFFSETS}),
-        "refmoe_swiglu_gpt_oss_": HostBounds({}, holds={1: _OFFSETS}),
-        "refmoe_swiglu_silu_": HostBounds({}, holds={1: _OFFSETS}),
+        "refmoe_swiglu_": HostBounds({}, holds={1: _OFFSETS}),
         "refmoe_deepseek_finalize_": HostBounds({5: _ROWS, 6: 32}, MAX_GRID),
     }
 )

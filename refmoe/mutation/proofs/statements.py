@@ -117,7 +117,7 @@ def _is_int(node: ast.expr, integers: set[str]) -> bool:
         return type(node.value) is int
     if isinstance(node, ast.Name):
         return node.id in integers
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.LShift):
         return all(isinstance(each, ast.Constant) and type(each.value) is int for each in (node.left, node.right))
     if isinstance(node, ast.BinOp) and isinstance(node.op, _ARITHMETIC):
         return _is_int(node.left, integers) and _is_int(node.right, integers)
