@@ -34,6 +34,7 @@ class HostBounds:
         least: by parameter's number, the smallest, where it is not 0.
         multiples: by parameter's number, the power of two that it is a multiple of.
         holds: by number of a parameter that is an array, the bits of its integers, the least and the largest.
+        apart: whether no array that it may write has bytes in common with another one of its arguments.
     """
 
     most: Mapping[int, int]
@@ -41,25 +42,26 @@ class HostBounds:
     least: Mapping[int, int] = field(default_factory=dict)
     multiples: Mapping[int, int] = field(default_factory=dict)
     holds: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
+    apart: bool = False
 
 
 #: By the beginning of an entry's name. `refmoe.mutation.trial` holds the launches of cases against it.
 BOUNDS: Mapping[str, HostBounds] = MappingProxyType(
     {
         "refmoe_expand_": HostBounds({7: _ROWS, 8: 32, 10: _PIECES}, MAX_GRID),
-        "refmoe_mxfp8_quantize_": HostBounds({3: _ROWS, 4: _PIECES}, MAX_GRID, multiples={4: 2}),
+        "refmoe_mxfp8_quantize_": HostBounds({3: _ROWS, 4: _PIECES}, MAX_GRID, multiples={4: 2}, apart=True),
         "refmoe_nvfp4_quantize_": HostBounds({4: _ROWS, 5: _PIECES}, MAX_GRID),
         # K of a product has at most 2^31 - 1 bytes of scale atoms, 512 for each 128 or 64 elements.
         "refmoe_sm12x_gemm_": HostBounds({10: 1 << 29, 12: 16}, least={12: 2}),
         "refmoe_sm12x_nvfp4_gemm_": HostBounds({10: 1 << 28, 12: 16}, least={12: 2}),
         "refmoe_finalize_bf16_": HostBounds({6: _ROWS}),
         "refmoe_finalize_f32_": HostBounds({6: _ROWS}),
-        "refmoe_deepseek_expand_": HostBounds({6: _ROWS, 7: 32, 8: _PIECES}, MAX_GRID, multiples={8: 8}),
-        "refmoe_deepseek_activation_": HostBounds({8: _PIECES}, multiples={8: 8}),
-        "refmoe_q8_1_quantize_": HostBounds({}, multiples={4: 8}),
-        "refmoe_finalize_q8_1_": HostBounds({}, multiples={11: 8}),
-        "refmoe_swiglu_q8_1_": HostBounds({}, multiples={10: 8}, holds={1: _OFFSETS}),
-        "refmoe_swiglu_": HostBounds({}, holds={1: _OFFSETS}),
+        "refmoe_deepseek_expand_": HostBounds({6: _ROWS, 7: 32, 8: _PIECES}, MAX_GRID, multiples={8: 8}, apart=True),
+        "refmoe_deepseek_activation_": HostBounds({8: _PIECES}, multiples={8: 8}, apart=True),
+        "refmoe_q8_1_quantize_": HostBounds({}, multiples={4: 8}, apart=True),
+        "refmoe_finalize_q8_1_": HostBounds({}, multiples={11: 8}, apart=True),
+        "refmoe_swiglu_q8_1_": HostBounds({}, multiples={10: 8}, holds={1: _OFFSETS}, apart=True),
+        "refmoe_swiglu_": HostBounds({}, holds={1: _OFFSETS}, apart=True),
         "refmoe_deepseek_finalize_": HostBounds({5: _ROWS, 6: 32}, MAX_GRID),
     }
 )
@@ -77,7 +79,7 @@ def within_bounds(entry: str, grid: int, arguments: Sequence[object]) -> bool:
         if place in known.most or place in known.least or place in known.multiples
     )
     arrays = all(_holds(arguments[place], *numbers) for place, numbers in known.holds.items())
-    return held and arrays and grid <= known.grid
+    return held and arrays and grid <= known.grid and (arrays_apart(arguments) or not known.apart)
 
 
 def _holds(array: object, bits: int, low: int, high: int) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from refmoe.mutation.proofs.bounds import bounds_of
 from refmoe.mutation.proofs.flow import Act, SideBySide
 from refmoe.mutation.proofs.nodes import EITHER_WAY, Node
 from refmoe.mutation.proofs.program import WARP
@@ -490,7 +491,7 @@ class LaneGroups:
         if not (_LOAD.match(other.opcode) or _STORE.match(other.opcode)) or "global" not in parts:
             return True
         array = self._array(other.operands[0])
-        if array is None or (array == root and _LOAD.match(other.opcode)):
+        if array is None or (_LOAD.match(other.opcode) and (array == root or not bounds_of(self.ranges.entry).apart)):
             return True
         return array == root and self._distance(other, act) is not None and not self._disjoint(other, act)
 

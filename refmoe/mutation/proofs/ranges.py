@@ -77,7 +77,7 @@ class Ranges:
     def loaded(self, act: Act) -> KnownWord | None:
         """What a load of one number of an array gives, as far as host code says what the array holds."""
         match = re.match(r"ld\.global(?:\.nc)?\.[us](32|64)$", act.opcode)
-        known = bounds_of(self.entry).holds
+        known = bounds_of(self.entry).holds if bounds_of(self.entry).apart else {}
         if match is None or not known:
             return None
         if act.operands[0] not in self._places:
