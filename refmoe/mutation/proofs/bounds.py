@@ -48,7 +48,13 @@ class HostBounds:
 #: By the beginning of an entry's name. `refmoe.mutation.trial` holds the launches of cases against it.
 BOUNDS: Mapping[str, HostBounds] = MappingProxyType(
     {
-        "refmoe_expand_": HostBounds({7: _ROWS, 8: 32, 10: _PIECES}, MAX_GRID),
+        **{
+            f"refmoe_expand_{dtype}_{mode}_": HostBounds({7: _ROWS, 8: 32, 10: _PIECES}, MAX_GRID)
+            for dtype in ("bf16", "fp16")
+            for mode in ("floor", "rceil")
+        },
+        # NVFP4, FP8 of a tensor or of a token, and copies have one array more.
+        "refmoe_expand_": HostBounds({8: _ROWS, 9: 32, 11: _PIECES}, MAX_GRID),
         "refmoe_mxfp8_quantize_": HostBounds({3: _ROWS, 4: _PIECES}, MAX_GRID, multiples={4: 2}, apart=True),
         "refmoe_nvfp4_quantize_": HostBounds({4: _ROWS, 5: _PIECES}, MAX_GRID),
         # K of a product has at most 2^31 - 1 bytes of scale atoms, 512 for each 128 or 64 elements.
