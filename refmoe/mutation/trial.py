@@ -36,10 +36,11 @@ from refmoe.mutation.entries import (
     sound_entries,
     sound_text,
 )
+from refmoe.mutation.proofs.bounds import within_bounds
 from refmoe.mutation.proofs.differences import proof
 from refmoe.mutation.proofs.equality import same_kernel
 from refmoe.mutation.proofs.program import sound
-from refmoe.mutation.proofs.ranges import within_bounds
+from refmoe.mutation.proofs.statements import same_module
 from refmoe.mutation.reach import HOST, EntryKey, Reach, default_cases, in_order
 from refmoe.mutation.site import Site
 from refmoe.ptx import Module
@@ -356,7 +357,12 @@ class _Trial:
         except Exception as error:
             # Every import of the module would fail so.
             return {"outcome": "does not build", "finding": f"{type(error).__name__}: {error}"}
-        return self.run(self.reached, {})
+        return self.run(self.reached, {}) or self.same(text)
+
+    def same(self, text: str) -> dict[str, Any]:
+        """Whether a survivor of host code is proven to be the sound module; {} if not, or for a quick look."""
+        why = same_module((HOST / self.site.file).read_text(encoding="utf-8"), text) if self.most is None else None
+        return {} if why is None else {"outcome": "equivalent", "check": "proof", "finding": why}
 
     def equal(self, texts: Mapping[EntryKey, str], different: Iterable[EntryKey]) -> dict[str, Any]:
         """Whether the machine code of entries whose text differs is as it was; {} if not, or for a quick look."""

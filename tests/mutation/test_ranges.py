@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from refmoe.cuda.arguments import INT32_MAX, MAX_GRID
-from refmoe.cuda.launch import Entry, LaunchPlan
-from refmoe.mutation.proofs import ranges
+from refmoe.cuda.launch import Entry, LaunchPlan, MatrixMap
+from refmoe.mutation.proofs import bounds
+from refmoe.mutation.proofs.bounds import BOUNDS, HostBounds, arrays_apart, within_bounds
 from refmoe.mutation.proofs.equality import same_kernel
 from refmoe.mutation.proofs.program import sound
-from refmoe.mutation.proofs.ranges import BOUNDS, HostBounds, within_bounds
+from refmoe.ptx import Buffer
 from tests.mutation.test_proofs import small
 
 #: A counter that goes on in steps while it is below a bound.
@@ -90,9 +92,9 @@ def test_launches_are_held_against_the_bounds(grid: int, tokens: int, pieces: in
 def test_a_bound_is_used_and_only_of_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     text = walk("0", "64", "%r9")
     assert same_kernel(text, signed(text)) is None
-    monkeypatch.setattr(ranges, "BOUNDS", {"kernel": HostBounds({2: INT32_MAX - 64})})
+    monkeypatch.setattr(bounds, "BOUNDS", {"kernel": HostBounds({2: INT32_MAX - 64})})
     assert same_kernel(text, signed(text)) is not None
-    monkeypatch.setattr(ranges, "BOUNDS", {"kernel": HostBounds({2: INT32_MAX - 62})})
+    monkeypatch.setattr(bounds, "BOUNDS", {"kernel": HostBounds({2: INT32_MAX - 62})})
     assert same_kernel(text, signed(text)) is None
 
 
@@ -101,7 +103,7 @@ def test_every_bound_is_of_entries_that_there_are() -> None:
 
     sources = "\n".join(path.read_text() for path in (ROOT / "cuda").rglob("*.py"))
     for start in BOUNDS:
-        assert start.rstrip("_").removesuffix("_bf16").removesuffix("_f32") in sources, start
+        assert re.sub(r"_(bf16|fp16|f32)(_floor|_rceil)?_?$|_$", "", start) in sources, start
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("f32", True), ("u32", False)])
@@ -124,3 +126,25 @@ def test_the_bits_of_a_float_are_any_word_and_no_number() -> None:
     parameters += "".join(f".param .u32 p{place},\n" for place in range(5, 9))
     assert sound(plan, parameters)
     assert not sound(LaunchPlan(plan.kernel, 1, 64, (*nothing, 3, 3, -96, 5)), parameters)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "expected"), [([0, 5, 2**31 - 1], True), ([0, -1, 5], False), ([0, 5, 2**31], False)]
+)
+def test_an_array_that_host_code_checks_is_held_against_what_is_said_of_it(offsets: list[int], expected: bool) -> None:
+    array = Buffer(np.array(offsets, np.int64).view(np.uint8), writable=False)
+    arguments = [array, array, *[0] * 8, 16]
+    assert within_bounds("refmoe_swiglu_q8_1_silu_f32_llama_cpp_mmq", 1, arguments) is expected
+    # A number of lanes that is no multiple of eight, and what is no array.
+    assert not within_bounds("refmoe_swiglu_q8_1_silu_f32_llama_cpp_mmq", 1, [*arguments[:-1], 12])
+    assert not within_bounds("refmoe_swiglu_q8_1_silu_f32_llama_cpp_mmq", 1, [array, None, *arguments[2:]])
+
+
+def test_arrays_that_share_bytes_are_told_apart() -> None:
+    data = np.zeros(64, np.uint8)
+    one, other = Buffer(data[:32], writable=True), Buffer(data[32:], writable=False)
+    assert arrays_apart([one, other, 5, None])
+    assert not arrays_apart([one, 5, one])
+    assert not arrays_apart([Buffer(data[:33], writable=True), other])
+    assert not arrays_apart([MatrixMap(one, "u8", 4, 8, (4, 8)), one])
+    assert arrays_apart([other, other])

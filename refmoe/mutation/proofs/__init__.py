@@ -1,1 +1,1 @@
-"""Machine proofs that a mutant of a kernel's PTX is the same kernel: `refmoe.mutation.proofs.differences.proof`."""
+"""Machine proofs that a mutant of a kernel's PTX is the same kernel, and that one of host code is the same program."""

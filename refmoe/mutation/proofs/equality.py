@@ -9,6 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
+from refmoe.mutation.proofs.functions import CalledModule
+from refmoe.mutation.proofs.lanes import LaneGroups
 from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
 from refmoe.mutation.proofs.program import EntryCode, NoProof
 from refmoe.mutation.proofs.ranges import Ranges
@@ -21,6 +23,7 @@ _THREADS = re.compile(r"^\.maxntid\s+(\d+)[^\n]*\n", re.MULTILINE)
 _REGISTERS = re.compile(r"^\s*\.reg\b[^\n]*\n", re.MULTILINE)
 _SHARED = re.compile(r"^\s*\.(?:shared|const|global)\b[^\n]*\n", re.MULTILINE)
 _LOCAL = re.compile(r"^\s*(\.local\b[^\n]*)\[(\d+)\];\n", re.MULTILINE)
+_NUMBER_LOAD = re.compile(r"ld\.global(?:\.nc)?\.[us]64$")
 #: Pairs of expressions of a proof that are tried on all values: each is compiled.
 _TRIALS = 24
 _EARLY = "griddepcontrol.launch_dependents"
@@ -43,6 +46,10 @@ class EqualEntries:
     _assumed: set[tuple[Node, Node]] = field(default_factory=set)
     _trail: list[tuple[Node, Node]] = field(default_factory=list)
     _trials: int = _TRIALS
+
+    @cached_property
+    def _lanes(self) -> LaneGroups:
+        return LaneGroups(self.side, self.ranges)
 
     @property
     def nodes(self) -> Nodes:
@@ -75,7 +82,7 @@ class EqualEntries:
         ones, others = self.side.acts[number]
         if len(ones) != len(others) or not self._same_branch(*self.side.branches[number]):
             return False
-        return all(self._same_act(one, other) for one, other in zip(ones, others, strict=True))
+        return all(self._same_act(number, one, other) for one, other in zip(ones, others, strict=True))
 
     def _same_branch(self, one: Node | None, other: Node | None) -> bool:
         if one == other or one is None or other is None:
@@ -83,12 +90,26 @@ class EqualEntries:
         truths = self.ranges.truth(one), self.ranges.truth(other)
         return truths[0] == truths[1] != EITHER or self.equal(one, other)
 
-    def _same_act(self, one: Act, other: Act) -> bool:
-        if one.opcode != other.opcode or len(one.operands) != len(other.operands):
+    def _same_act(self, number: int, one: Act, other: Act) -> bool:
+        if len(one.operands) != len(other.operands):
             return False
-        if not all(self.equal(*pair) for pair in zip(one.operands, other.operands, strict=True)):
+        if one.opcode != other.opcode:
+            return self._same_read(one, other) or self._lanes.same_exchange(one, other, self.equal)
+        pairs = zip(one.operands, other.operands, strict=True)
+        if all(self.equal(*pair) for pair in pairs) and self.equal(one.guard, other.guard):
+            return True
+        if one.opcode.startswith("shfl."):
+            return self._lanes.same_exchange(one, other, self.equal)
+        return self._lanes.same_stores(number, one, other, self.equal)
+
+    def _same_read(self, one: Act, other: Act) -> bool:
+        """Whether both load one number, of which the other one reads the lower half: the upper one is 0."""
+        if other.opcode != re.sub(r"\.[us]64$", ".u32", one.opcode) or not _NUMBER_LOAD.match(one.opcode):
             return False
-        return self.equal(one.guard, other.guard)
+        if not self.equal(one.guard, other.guard) or not self.equal(one.operands[0], other.operands[0]):
+            return False
+        held = self.ranges.loaded(one)
+        return held is not None and held.low >= 0 and held.high < 1 << 32
 
     # --- values -------------------------------------------------------------------------------------------------
 
@@ -100,6 +121,8 @@ class EqualEntries:
             words = [self.ranges.of(each).constant for each in (one, other)]
             if words[0] == words[1] is not None:
                 return True
+        if (less := (self._plainer(one), self._plainer(other))) != (one, other):
+            return self.equal(*less)
         key = (one, other)
         if key in self._assumed:
             # Only where paths meet does an expression come back to itself: it is equal if it was a round ago.
@@ -117,6 +140,21 @@ class EqualEntries:
             if found:
                 self._trail.append(key)
         return self._known[key]
+
+    def _plainer(self, node: Node) -> Node:
+        """A sum without the terms that have one value; a wide product as one of words that are as wide."""
+        nodes, shape = self.nodes, self.nodes.shapes[node]
+        if shape[0] == "sum":
+            words = [self.ranges.of(each).constant for each, _ in shape[3:]]
+            terms = [(each, factor) for (each, factor), word in zip(shape[3:], words, strict=True) if word is None]
+            fixed = [(factor, word) for (_, factor), word in zip(shape[3:], words, strict=True) if word is not None]
+            return nodes.total(shape[1], shape[2] + sum(a * b for a, b in fixed), terms) if fixed else node
+        match = re.fullmatch(r"mul\.wide\.([su])(16|32)", str(shape[1])) if shape[0] == "op" else None
+        if match is None or any(nodes.widths[each] != int(match[2]) for each in shape[2:]):
+            return node
+        bits = nodes.widths[node]
+        wide = [nodes.computed(f"cvt.{match[1]}{bits}.{match[1]}{match[2]}", [each], bits) for each in shape[2:]]
+        return nodes.computed(f"mul.lo.{match[1]}{bits}", wide, bits)
 
     def _forget(self, mark: int) -> None:
         """Take back what was found under an assumption that does not hold."""
@@ -231,6 +269,20 @@ def same_kernel(sound: str, other: str) -> str | None:
 
 
 def _same_kernel(sound: str, other: str) -> str | None:
+    modules = CalledModule.of(sound), CalledModule.of(other)
+    if modules[0].functions.keys() != modules[1].functions.keys():
+        return None
+    pairs = [(text, modules[1].functions[name]) for name, text in modules[0].functions.items()]
+    words = []
+    for one, two in [*((one, two) for one, two in pairs if one != two), (modules[0].entry, modules[1].entry)]:
+        found = _same_text(one, two)
+        if found is None:
+            return None
+        words += [each for each in found if each not in words]
+    return "; ".join(words) or "each act has the same operands"
+
+
+def _same_text(sound: str, other: str) -> list[str] | None:
     if not _same_heads(sound, other):
         return None
     words = []
@@ -245,9 +297,7 @@ def _same_kernel(sound: str, other: str) -> str | None:
     proof = EqualEntries(side, ranges)
     if not proof.holds():
         return None
-    if proof.tried:
-        words.append("tried on every value of what differs")
-    return "; ".join(words) or "each act has the same operands"
+    return [*words, "tried on every value of what differs"] if proof.tried else words
 
 
 def _same_heads(sound: str, other: str) -> bool:

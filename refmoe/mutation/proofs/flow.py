@@ -207,12 +207,19 @@ class Paths:
 
 @dataclass(frozen=True)
 class Act:
-    """What an entry does at one place: an opcode with the nodes of its operands, if its guard holds."""
+    """What an entry does at one place: an opcode with the nodes of its operands, if its guard holds.
+
+    Attributes:
+        operands: as they are where the guard holds.
+        spelled: their text.
+        anywhere: as they are wherever paths lead there.
+    """
 
     opcode: str
     operands: tuple[Node, ...]
     guard: Node
     spelled: tuple[str, ...]
+    anywhere: tuple[Node, ...]
 
 
 Registers = dict[str, Node]
@@ -237,6 +244,7 @@ class SideBySide:
         branches: by pair, the predicates of the branches at the end.
         meets: by node of a value where paths meet, what it is on each of them.
         ways: of the same, the predicate that leads there on each of them; None for always.
+        before: by pair, those that lead to it, one as often as it does.
     """
 
     sides: tuple[Paths, Paths]
@@ -246,6 +254,7 @@ class SideBySide:
     branches: dict[int, tuple[Node | None, Node | None]] = field(default_factory=dict)
     meets: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     ways: dict[Node, tuple[Node | None, ...]] = field(default_factory=dict)
+    before: dict[int, list[int]] = field(default_factory=dict)
     _ends: dict[tuple[int, int], Registers] = field(default_factory=dict)
     _turned: dict[int, bool] = field(default_factory=dict)
 
@@ -295,10 +304,10 @@ class SideBySide:
         self.pairs = _in_order(onward)
         found = {pair: number for number, pair in enumerate(self.pairs)}
         self._numbers = found
-        self._before: dict[int, list[int]] = {number: [] for number in range(len(self.pairs))}
+        self.before = {number: [] for number in range(len(self.pairs))}
         for pair, behind in onward.items():
             for each in behind:
-                self._before[found[each]].append(found[pair])
+                self.before[found[each]].append(found[pair])
 
     @cached_property
     def _live(self) -> tuple[dict[int, set[str]], dict[int, set[str]]]:
@@ -313,11 +322,11 @@ class SideBySide:
     ) -> Registers:
         """The registers where a path begins."""
         made: Registers = {}
-        if number == 0 and not self._before[0]:
+        if number == 0 and not self.before[0]:
             return made
         for register in sorted(self._live[side][self.pairs[number][side]]):
             found: list[Node | None] = []
-            for one in self._before[number]:
+            for one in self.before[number]:
                 # Of a path that has not been walked yet nothing is known, in this round or in the one before.
                 held = self._ends.get((side, one), last.get((side, one)))
                 found.append(None if held is None else held.get(register, self._nothing(side, register)))
@@ -339,7 +348,7 @@ class SideBySide:
 
     def _way(self, number: int, side: int) -> Iterator[Node | None]:
         """By path that leads to one, the predicate that does; None where it is not known yet, or there is none."""
-        for one in self._before[number]:
+        for one in self.before[number]:
             path = self.sides[side].held[self.pairs[one][side]]
             predicate = self.branches.get(one, (None, None))[side]
             if predicate is None or path.onward[0] == path.onward[-1]:
@@ -367,7 +376,8 @@ class SideBySide:
             if step.pure:
                 results = self._computed(side, registers, step)
             else:
-                operands = tuple(self.nodes.given(each, guard) for each in self._operands(side, registers, step))
+                anywhere = tuple(self._operands(side, registers, step))
+                operands = tuple(self.nodes.given(each, guard) for each in anywhere)
                 results = [
                     self.nodes.of(
                         ("atom", "act", number, len(acts), place, self._width(side, register)),
@@ -377,7 +387,7 @@ class SideBySide:
                     else None
                     for place, register in enumerate(step.results)
                 ]
-                acts.append(Act(step.opcode, operands, guard, step.sources))
+                acts.append(Act(step.opcode, operands, guard, step.sources, anywhere))
             for register, node in zip(step.results, results, strict=True):
                 if register and node is not None:
                     before = registers.get(register)

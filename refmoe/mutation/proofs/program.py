@@ -18,6 +18,7 @@ from refmoe.cuda.arguments import INT32_MAX
 from refmoe.cuda.launch import LaunchPlan
 from refmoe.mutation import ptx
 from refmoe.mutation.proofs import values
+from refmoe.mutation.proofs.bounds import HostBounds, bounds_of
 from refmoe.mutation.proofs.values import EITHER, FALSE, TRUE, KnownWord
 
 #: By the beginning of an entry's name, parameters that are the bits of a float, and so any word.
@@ -221,6 +222,12 @@ class EntryCode:
         free = {f"_param_{place}" for place in _any_words(match[1] if match else "")}
         names = _NUMBER.findall(self.text)
         return frozenset(f"[{name}]" for name in names if name[name.rfind("_param_") :] not in free)
+
+    @cached_property
+    def bounds(self) -> HostBounds:
+        """What is known of its launches."""
+        match = re.search(r"\.entry\s+(\w+)", self.text)
+        return bounds_of(match[1] if match else "")
 
     @cached_property
     def threads(self) -> int:
@@ -487,7 +494,7 @@ class KnownRegisters:
         bits, signed = int(kind[1]), parts[-1][0] == "s"
         if each.name == "ld":
             if "param" in parts and bits == 32 and sources[0] in self.program.numbers:
-                return values.between(width, 0, INT32_MAX)
+                return self._parameter(sources[0], width)
             return values.resized(values.anything(bits), width, signed=signed)
         if each.name == "selp" and self.truth(sources[2]) != EITHER:
             truth = self.truth(sources[2])
@@ -512,6 +519,11 @@ class KnownRegisters:
         if made is None:
             return values.anything(width)
         return made if made.bits == width else values.resized(made, width, signed=signed)
+
+    def _parameter(self, operand: str, width: int) -> KnownWord:
+        known, number = self.program.bounds, int(operand.rstrip("]").rpartition("_")[2])
+        zeros = known.multiples.get(number, 1) - 1
+        return values.between(width, known.least.get(number, 0), known.most.get(number, INT32_MAX), zeros)
 
     def _converted(self, parts: list[str], operand: str) -> KnownWord | None:
         source, target = _INTEGER.match(parts[-1]), _INTEGER.match(parts[-2])

@@ -7,74 +7,21 @@ comparison says: so a counter that goes on while it is below a bound stays below
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
-from refmoe.cuda.arguments import INT32_MAX, MAX_GRID
+from refmoe.cuda.arguments import INT32_MAX
 from refmoe.mutation.proofs import values
-from refmoe.mutation.proofs.flow import SideBySide
+from refmoe.mutation.proofs.bounds import bounds_of
+from refmoe.mutation.proofs.flow import Act, SideBySide
 from refmoe.mutation.proofs.nodes import Node
 from refmoe.mutation.proofs.program import computed
 from refmoe.mutation.proofs.values import KnownWord
 
-#: Rows that a walk in steps of a grid does not leave 32 bits with.
-_ROWS = INT32_MAX - MAX_GRID
-#: Pieces of 16 elements, or of fewer, of a row: of rows of 2^31 - 1 bytes at most.
-_PIECES = 1 << 28
-
-
-@dataclass(frozen=True)
-class HostBounds:
-    """What host code holds the integers of a launch to.
-
-    Attributes:
-        most: by parameter's number, the largest.
-        grid: the most CTAs.
-        least: by parameter's number, the smallest, where it is not 0.
-    """
-
-    most: Mapping[int, int]
-    grid: int = INT32_MAX
-    least: Mapping[int, int] = field(default_factory=dict)
-
-
-#: By the beginning of an entry's name. `refmoe.mutation.trial` holds the launches of cases against it.
-BOUNDS: Mapping[str, HostBounds] = MappingProxyType(
-    {
-        "refmoe_expand_": HostBounds({7: _ROWS, 8: 32, 10: _PIECES}, MAX_GRID),
-        "refmoe_mxfp8_quantize_": HostBounds({3: _ROWS, 4: _PIECES}, MAX_GRID),
-        "refmoe_nvfp4_quantize_": HostBounds({4: _ROWS, 5: _PIECES}, MAX_GRID),
-        # K of a product has at most 2^31 - 1 bytes of scale atoms, 512 for each 128 or 64 elements.
-        "refmoe_sm12x_gemm_": HostBounds({10: 1 << 29, 12: 16}, least={12: 2}),
-        "refmoe_sm12x_nvfp4_gemm_": HostBounds({10: 1 << 28, 12: 16}, least={12: 2}),
-        "refmoe_finalize_bf16_": HostBounds({6: _ROWS}),
-        "refmoe_finalize_f32_": HostBounds({6: _ROWS}),
-        "refmoe_deepseek_expand_": HostBounds({6: _ROWS, 7: 32, 8: _PIECES}, MAX_GRID),
-        "refmoe_deepseek_finalize_": HostBounds({5: _ROWS, 6: 32}, MAX_GRID),
-    }
-)
 #: Rounds in which intervals may grow by themselves, and rounds in all.
 _PATIENCE, _ROUNDS = 3, 60
 _TYPE = re.compile(r"[subf](8|16|32|64)$")
-
-
-def within_bounds(entry: str, grid: int, arguments: Sequence[object]) -> bool:
-    """Whether a launch of an entry is within what is said of it."""
-    known = bounds_of(entry)
-    numbers = [(each, known.most.get(place), known.least.get(place)) for place, each in enumerate(arguments)]
-    small = all(
-        isinstance(each, int) and (most is None or each <= most) and (least is None or each >= least)
-        for each, most, least in numbers
-        if most is not None or least is not None
-    )
-    return small and grid <= known.grid
-
-
-def bounds_of(entry: str) -> HostBounds:
-    """What is known of an entry's launches."""
-    return next((held for start, held in BOUNDS.items() if entry.startswith(start)), HostBounds({}))
 
 
 @dataclass
@@ -94,6 +41,7 @@ class Ranges:
     numbers: frozenset[str]
     _held: dict[Node, KnownWord | None] = field(default_factory=dict)
     _now: dict[Node, KnownWord] = field(default_factory=dict)
+    _places: dict[Node, int] = field(default_factory=dict)
 
     def solve(self) -> Ranges:
         """Go over all meetings of paths until nothing grows; gives itself."""
@@ -125,6 +73,34 @@ class Ranges:
         """Whether the lowest bits of a node, read as a signed number, are at least 0."""
         found = self.of(node)
         return (found if found.bits == bits else values.resized(found, bits, signed=False)).unsigned
+
+    def loaded(self, act: Act) -> KnownWord | None:
+        """What a load of one number of an array gives, as far as host code says what the array holds."""
+        match = re.match(r"ld\.global(?:\.nc)?\.[us](32|64)$", act.opcode)
+        known = bounds_of(self.entry).holds if bounds_of(self.entry).apart else {}
+        if match is None or not known:
+            return None
+        if act.operands[0] not in self._places:
+            arrays = self._arrays(act.operands[0], set())
+            numbers = [int(each.rstrip("]").rpartition("_")[2]) for each in arrays if each]
+            self._places[act.operands[0]] = numbers[0] if len(arrays) == len(numbers) == 1 else -1
+        place = self._places[act.operands[0]]
+        bits, low, high = known.get(place, (0, 0, 0))
+        return values.between(bits, low, high) if bits == int(match[1]) else None
+
+    def _arrays(self, node: Node, seen: set[Node]) -> set[str]:
+        """The parameters that are pointers, or may be, of which an address is computed; "" for what may be another."""
+        nodes = self.side.nodes
+        shape = nodes.shapes[node]
+        if node in seen or nodes.widths[node] < 64:
+            return set()
+        seen.add(node)
+        if shape[:2] == ("atom", "parameter"):
+            return {str(shape[3])}
+        parts = self.side.meets.get(node, nodes.arguments(node))
+        if shape[0] == "atom" and not parts:
+            return {""}
+        return {each for part in parts for each in self._arrays(part, seen)}
 
     def _met(self, node: Node) -> KnownWord | None:
         found: KnownWord | None = None
@@ -258,7 +234,12 @@ class Ranges:
         if kind == "parameter" and whole and str(shape[3]) in self.numbers:
             number = int(str(shape[3]).rstrip("]").rpartition("_")[2])
             known = bounds_of(self.entry)
-            return values.between(bits, known.least.get(number, 0), known.most.get(number, INT32_MAX))
+            zeros = known.multiples.get(number, 1) - 1
+            return values.between(bits, known.least.get(number, 0), known.most.get(number, INT32_MAX), zeros)
+        if kind == "act":
+            act = self.side.acts[int(str(shape[2]))][0][int(str(shape[3]))]
+            held = self.loaded(act) if len(shape) > 4 and shape[4] == 0 else None
+            return held if held is not None and held.bits == bits else values.anything(bits)
         if kind != "steady":
             return values.anything(bits)
         if name in ("%tid.y", "%tid.z", "%ctaid.y", "%ctaid.z"):

@@ -1,0 +1,57 @@
+"""Host code whose smallest or largest integers have their arguments in another order; and near misses."""
+
+from __future__ import annotations
+
+import pytest
+
+from refmoe.mutation.proofs.statements import same_module
+
+MODULE = """from refmoe.cuda.arguments import INT32_MAX, check_rows
+LEAST = 4
+FLOAT = 1.0
+
+
+def plan(rows: int, scale: float, array, other: int):
+    tokens, width = array.shape
+    other = scale
+    found = CALL
+    return found, width
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "after"),
+    [
+        ("max(tokens, 1)", "max(1, tokens)"),
+        ("min(rows, LEAST * tokens, 7)", "min(7, rows, LEAST * tokens)"),
+        ("min(rows + 1, INT32_MAX)", "min(INT32_MAX, rows + 1)"),
+    ],
+)
+def test_integers_may_stand_in_any_order(call: str, after: str) -> None:
+    assert same_module(MODULE.replace("CALL", call), MODULE.replace("CALL", after)) is not None
+
+
+@pytest.mark.parametrize(
+    ("call", "after"),
+    [
+        ("max(tokens, 1)", "min(1, tokens)"),
+        ("max(tokens, 1)", "max(2, tokens)"),
+        ("max(scale, 1)", "max(1, scale)"),  # of 1 and 1.0 the first; of a NaN and 1 the first, too
+        ("max(other, 1)", "max(1, other)"),  # no integer any more
+        ("max(FLOAT, 1)", "max(1, FLOAT)"),
+        ("max(array, 1)", "max(1, array)"),
+        ("max(check_rows(rows), rows)", "max(rows, check_rows(rows))"),  # what a call does
+        ("max(rows, 1, key=abs)", "max(1, rows, key=abs)"),
+        ("min(rows / 2, 1)", "min(1, rows / 2)"),
+        ("divmod(rows, 2)", "divmod(2, rows)"),
+    ],
+)
+def test_anything_else_is_told_apart(call: str, after: str) -> None:
+    assert same_module(MODULE.replace("CALL", call), MODULE.replace("CALL", after)) is None
+
+
+def test_a_name_of_another_meaning_is_told_apart() -> None:
+    module = MODULE.replace("LEAST = 4", "LEAST = 4\nmax = sorted")
+    assert same_module(module.replace("CALL", "max(rows, 1)"), module.replace("CALL", "max(1, rows)")) is None
+    module = MODULE.replace("    other = scale", "    LEAST = scale")
+    assert same_module(module.replace("CALL", "min(rows, LEAST)"), module.replace("CALL", "min(LEAST, rows)")) is None
