@@ -51,6 +51,12 @@ def test_a_counter_below_a_bound_is_never_negative(start: str, step: str, bound:
     assert (same_kernel(text, signed(text)) is not None) is proven
 
 
+def test_an_entry_that_loads_what_the_other_one_has_as_a_constant_is_another_one() -> None:
+    text = walk("%r5", "3", "20").replace("mov.u32 %r1, %r5;", "mov.u32 %r5, 7;\n\tmov.u32 %r1, %r5;")
+    assert same_kernel(text, signed(text)) is not None
+    assert same_kernel(text, text.replace("mov.u32 %r5, 7;", "ld.global.u32 %r5, [%rd2];")) is None
+
+
 def test_what_a_branch_never_leads_to_may_be_anything() -> None:
     body = (
         "mov.u32 %r1, %tid.x", "setp.gt.u32 %p1, %r1, 63", "@%p1 bra NEVER", "st.global.u32 [%rd2], 1", "bra END",

@@ -292,6 +292,8 @@ def _same_text(sound: str, other: str) -> list[str] | None:
     one, two = EntryCode.of(sound), EntryCode.of(other)
     side = SideBySide((Paths.of(one), Paths.of(two)), Nodes())
     side.solve()
+    if any(len(ones) != len(others) for ones, others in side.acts.values()):
+        return None
     match = re.search(r"\.entry\s+(\w+)", sound)
     ranges = Ranges(side, match[1] if match else "", one.threads, one.numbers).solve()
     proof = EqualEntries(side, ranges)
