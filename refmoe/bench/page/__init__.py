@@ -78,6 +78,7 @@ def _dp4a_targets(rows: int) -> tuple[GpuTarget, GpuTarget]:
     )
 
 
+_WHOLE_LAYER = re.compile(r"layer, [^:]*")
 _EXPAND, _PAIR = r"fused expand 8192 x 2880", r"quantize, then expand 8192 x 2880"
 GPU_TARGETS = (
     GpuTarget("fused expand, 8192 tokens, beside a copy that reads 1 and writes 2", _EXPAND, "floor", 1.17),
@@ -267,6 +268,24 @@ def _counters(counters: Mapping[str, Any], gpu: Mapping[str, Any]) -> Iterator[s
     for row in rows:
         if row["name"] != row["floor"]:
             yield f"- {_launch_name(row)}: {sentence(row)}."
+    for name in _missed_layers(gpu):
+        yield f"- {name}: {_launches_of(name, gpu)}."
+
+
+def _missed_layers(gpu: Mapping[str, Any]) -> Iterator[str]:
+    """The layers that missed a target: no profile is of a whole layer."""
+    for target in GPU_TARGETS:
+        if (target_ratio(target, gpu["rows"]) or 0) > target.most:
+            names = (row["name"] for row in gpu["rows"] if _WHOLE_LAYER.fullmatch(row["name"]))
+            yield from (name for name in names if re.match(target.row, name))
+
+
+def _launches_of(layer: str, gpu: Mapping[str, Any]) -> str:
+    """What a layer's launches take, each timed by itself, the longest first."""
+    parts = [row for row in gpu["rows"] if row["name"].startswith(f"{layer}: ")]
+    parts.sort(key=lambda row: -row["microseconds"])
+    times = (f"{row['name'].removeprefix(f'{layer}: ')} {row['microseconds']:.2f} µs" for row in parts)
+    return f"its launches take, each by itself, {', '.join(times)}; of the products the counters are above"
 
 
 def _missed_rows(counters: Mapping[str, Any], gpu: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
