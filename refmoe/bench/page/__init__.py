@@ -272,12 +272,15 @@ def _counters(counters: Mapping[str, Any], gpu: Mapping[str, Any]) -> Iterator[s
         yield f"- {name}: {_launches_of(name, gpu)}."
 
 
+def _missed_targets(gpu: Mapping[str, Any]) -> list[GpuTarget]:
+    return [target for target in GPU_TARGETS if (target_ratio(target, gpu["rows"]) or 0) > target.most]
+
+
 def _missed_layers(gpu: Mapping[str, Any]) -> Iterator[str]:
     """The layers that missed a target: no profile is of a whole layer."""
-    for target in GPU_TARGETS:
-        if (target_ratio(target, gpu["rows"]) or 0) > target.most:
-            names = (row["name"] for row in gpu["rows"] if _WHOLE_LAYER.fullmatch(row["name"]))
-            yield from (name for name in names if re.match(target.row, name))
+    layers = [row["name"] for row in gpu["rows"] if _WHOLE_LAYER.fullmatch(row["name"])]
+    for target in _missed_targets(gpu):
+        yield from (name for name in layers if re.match(target.row, name))
 
 
 def _launches_of(layer: str, gpu: Mapping[str, Any]) -> str:
@@ -285,12 +288,12 @@ def _launches_of(layer: str, gpu: Mapping[str, Any]) -> str:
     parts = [row for row in gpu["rows"] if row["name"].startswith(f"{layer}: ")]
     parts.sort(key=lambda row: -row["microseconds"])
     times = (f"{row['name'].removeprefix(f'{layer}: ')} {row['microseconds']:.2f} µs" for row in parts)
-    return f"its launches take, each by itself, {', '.join(times)}; of the products the counters are above"
+    return f"its launches, each timed by itself, take {', '.join(times)}"
 
 
 def _missed_rows(counters: Mapping[str, Any], gpu: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The counted launches of each row that missed a target, and before them the one of its floor."""
-    missed = [target for target in GPU_TARGETS if (target_ratio(target, gpu["rows"]) or 0) > target.most]
+    missed = _missed_targets(gpu)
     patterns = dict.fromkeys(pattern for each in missed for pattern in (each.row, each.beside) if pattern != "floor")
     floor: Mapping[str, Any] | None = None
     for row in counters["rows"]:
