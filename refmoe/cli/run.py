@@ -329,7 +329,10 @@ def _outcome(result: LaunchResult, text: str) -> dict[str, Any]:
         "lane_instructions": result.lane_instructions,
         "instructions": result.instructions,
         "seconds": round(result.seconds, 4),
-        "approximate": [{"opcode": opcode, "line": line} for opcode, line in result.approximate],
+        "approximate": [
+            {"opcode": opcode, "line": line, "source": source}
+            for (opcode, line), (source, _) in zip(result.approximate, result.approximate_at, strict=True)
+        ],
         "contraction_possible": [
             {"line": line, "text": " ".join(lines[line - 1].split())} for line in result.contraction_possible
         ],

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, TextIO
 
 import numpy as np
@@ -58,8 +59,6 @@ from refmoe.ptx.state.spaces import HEAP_BYTES, HEAP_NAME
 
 # Lanes that run together: enough to make NumPy's overhead small, few enough that their registers stay in cache.
 LANES_AT_ONCE = 49152
-# Where nothing is shared, Python is seldom asked, and the cache alone decides.
-_INDEPENDENT_LANES_AT_ONCE = 24576
 # Shared memory of CTAs that run together: what watches for races takes ten times as much and more.
 _SHARED_AT_ONCE = 8 << 20
 # Shared memory of a block on chips that the table of chips does not have.
@@ -200,7 +199,7 @@ def launch(
                 most = max(_FEWEST_STEPS, _MORE_STEPS * steps // warps)
                 budget = most if budget is None else min(budget, most)
             told_of = () if aside else (told, watching, observer)
-            marks = [each.mark() for each in told_of if isinstance(each, Rewinds)]
+            marks = [each.mark() for each in told_of if each is not None and isinstance(each, Rewinds)]
             view = _view(chosen, None if aside else profile)
             # A debugger would stop at the same lines once more.
             joins = compute_capability(running.target) >= _LANES_APART and not view.alone
@@ -325,6 +324,7 @@ def _with_warnings(error: PtxError, results: Sequence[LaunchResult]) -> PtxError
     return error.adding(f"warnings, which may be the cause: {'; '.join(list(places)[:_TOLD])}{more}")
 
 
+@cache
 def _shared_limit(target: str) -> int:
     """Bytes of shared memory that a block may use: the chip's, or those of chips that are most like it."""
     capability = compute_capability(target)
@@ -473,7 +473,7 @@ def _run(
     at_once = _blocks_at_once(state)
     if not state.by_steps:
         at_once = schedule.blocks_together(sum(map(len, ranges)), at_once)
-    if "clusterlaunchcontrol.try_cancel" in module.text and not schedule.opposite:
+    if module.cancels_launches and not schedule.opposite:
         # Blocks that start one after another leave some whose launch can be cancelled.
         at_once = 1
     try:
@@ -488,6 +488,7 @@ def _run(
         tally.steps, tally.single_stores = state.steps, state.single_stores
         if state.printed:
             stdout.write(b"".join(state.printed).decode(errors="replace"))
+    approximate = [code.approximate[number] for number in sorted(state.approximate)]
     touched = _touched(bound, code.entry.name) if keep_accesses and checks.races else ((), ())
     if profile is None:
         # An observer may go on looking at what the launch had to know.
@@ -495,7 +496,7 @@ def _run(
     return Ran(arena, bound, tuple(state.printed), profile is not None, state.meetings), LaunchResult(
         state.lane_instructions,
         state.instructions,
-        tuple((code.approximate[i].opcode, code.approximate[i].line) for i in sorted(state.approximate)),
+        tuple((each.opcode, each.line) for each in approximate),
         code.contractions,
         time.perf_counter() - start,
         dict(code.models),
@@ -504,6 +505,7 @@ def _run(
         waited=previous is not None and previous.known,
         writes=touched[0],
         reads=touched[1],
+        approximate_at=tuple((each.source, each.caller) for each in approximate),
     )
 
 
@@ -602,8 +604,7 @@ def _grid(module: Module, code: Code, size: Index3, cluster: Sequence[int] | Non
 
 def _blocks_at_once(state: Launch) -> int:
     """Blocks that one machine runs together."""
-    lanes = LANES_AT_ONCE if state.shared_bytes else min(LANES_AT_ONCE, _INDEPENDENT_LANES_AT_ONCE)
-    return max(1, min(lanes // (state.warps * 32), _SHARED_AT_ONCE // max(state.shared_bytes, 1)))
+    return max(1, min(LANES_AT_ONCE // (state.warps * 32), _SHARED_AT_ONCE // max(state.shared_bytes, 1)))
 
 
 def _residency(module: Module, code: Code, warps: int, shared_bytes: int, multiprocessors: int | None) -> Residency:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from refmoe.ptx.engine.code import PLAIN, Code, View
@@ -80,6 +81,11 @@ class Module:
     def variables(self) -> dict[str, Variable]:
         """The module's `.global` and `.const` variables by their names."""
         return {name: v for name, v in self._parsed.variables.items() if v.space in ("global", "const")}
+
+    @cached_property
+    def cancels_launches(self) -> bool:
+        """Whether blocks may cancel the launch of others."""
+        return "clusterlaunchcontrol.try_cancel" in self.text
 
     @property
     def declared(self) -> Mapping[str, Function]:

@@ -17,6 +17,8 @@ class LaunchResult:
         lane_instructions: instructions times the lanes that ran them (a lane whose guard is off counts).
         instructions: vector instructions: each counts once for all lanes that ran it together.
         approximate: (opcode, line) of approximate instructions whose results were not all provably exact.
+        approximate_at: of each of these its place in the source and where the function that it is in was inlined, both
+            `file:line`, or None where the text does not say it.
         contraction_possible: lines of FP add, sub and mul without a rounding suffix, which ptxas may fuse.
         seconds: of execution, without compilation.
         models: accumulation models that stand for the entry's tensor-core instructions, by name, and the weakest
@@ -42,6 +44,7 @@ class LaunchResult:
     warnings: tuple[RaceError, ...] = ()
     left_undefined: tuple[LaneError, ...] = ()
     schedules: int = 1
+    approximate_at: tuple[tuple[str | None, str | None], ...] = ()
     waited: bool = False
     writes: tuple[TouchedBytes, ...] = ()
     reads: tuple[TouchedBytes, ...] = ()

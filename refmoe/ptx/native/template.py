@@ -21,7 +21,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from refmoe.ptx.native.mma import WarpMma
-from refmoe.ptx.program.blocks import Block, Program
+from refmoe.ptx.program.blocks import Block, Program, communicates
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.program.pieces import Homes, Piece
 from refmoe.ptx.program.provenance import Bounds
@@ -30,6 +30,9 @@ from refmoe.ptx.program.unwritten import UnwrittenReads
 from refmoe.ptx.text.syntax import Address, Immediate, Instruction, Register, Symbol, mapped
 
 _ACCESSES = ("ld.", "st.", "ldmatrix.", "stmatrix.")
+# Those of whole warps, whose last operand says which lanes execute them.
+_MASKED = ("shfl.sync.", "vote.sync.", "redux.sync.")
+_ALL_LANES = 0xFFFFFFFF
 # Instructions whose code is as long whatever number an operand is, and the last of the operands that may be one.
 _NUMBERED = {
     "add": 2, "sub": 2, "mul": 2, "mad": 3, "and": 2, "or": 2, "xor": 2, "min": 2, "max": 2, "mov": 1, "setp": 2,
@@ -99,16 +102,25 @@ class Where:
     parameter: int | None
 
 
+class Onward(Enum):
+    """When native code goes on to a block by itself."""
+
+    NEVER = auto()
+    TOGETHER = auto()
+    """Where all lanes of the warp that have not exited are here, and races are looked for."""
+    ALWAYS = auto()
+
+
 @dataclass(frozen=True)
 class Target:
     """A block that may come next.
 
     Attributes:
-        goes_on: whether native code goes on to it by itself.
+        goes_on: when native code goes on to it by itself.
         back: whether the edge goes back.
     """
 
-    goes_on: bool
+    goes_on: Onward
     back: bool
 
 
@@ -197,10 +209,9 @@ class Templates:
     ) -> None:
         self._program, self._homes, self._layout = program, homes, layout
         self._products, self._unwritten, self._chained = products, unwritten, chained
-        self._quiet = {
-            block.index
+        self._onward = {
+            block.index: _onward(block) if native and chained else Onward.NEVER
             for block, native in zip(program.blocks, homes.native, strict=True)
-            if native and chained and _is_quiet(block)
         }
 
     def of(self, piece: Piece) -> Instance:
@@ -246,12 +257,16 @@ class Templates:
         """How a block ends that is one piece: `targets` and `counted`."""
         if not self._homes.native[block.index]:
             return None, None
-        targets = tuple(
-            Target(target in self._quiet and target not in block.polling_edges, target in block.back_edges)
-            for target in block.terminator.targets
-        )
+        targets = tuple(self._target(block, target) for target in block.terminator.targets)
         length = len(block.instructions) + (block.terminator.instruction is not None)
         return targets, length if self._chained else None
+
+    def _target(self, block: Block, target: int) -> Target:
+        onward, back = self._onward[target], target in block.back_edges
+        # The warps of a CTA go round a loop side by side: what one of them reads another one has just written.
+        if target in block.polling_edges or (back and onward is Onward.TOGETHER):
+            onward = Onward.NEVER
+        return Target(onward, back)
 
 
 class _Names:
@@ -279,6 +294,7 @@ class _Names:
             None if guard is None else self.changed_register(guard),
             instruction.negated,
             0,
+            None,
             None,
             "",
         )
@@ -324,11 +340,29 @@ def _shortens(stem: str, number: Immediate) -> bool:
     return number.form == "int" and (value in (-1, 0, 1) or (stem in ("mul", "mad") and value & (value - 1) == 0))
 
 
-def _is_quiet(block: Block) -> bool:
-    """Whether nobody can tell when lanes run a block: it accesses no memory of others, and waits for nobody."""
-    return not block.gathers and not any(map(_is_seen, block.instructions))
+def _onward(block: Block) -> Onward:
+    """When native code goes on to a block.
+
+    Nobody can tell when lanes run a block that accesses no memory of others and waits for nobody. Of weak accesses only
+    those can tell who race with them, which is found in whatever order they run. But lanes of a warp come together in
+    front of such a block: it would run once for each part of them.
+    """
+    if not block.gathers and not any(map(_accesses, block.instructions)):
+        return Onward.ALWAYS
+    if any(communicates(each) or each.opcode.startswith("bar.") for each in block.instructions):
+        return Onward.NEVER
+    return Onward.TOGETHER if not block.gathers or _meets_all(block.instructions[0]) else Onward.NEVER
 
 
-def _is_seen(instruction: Instruction) -> bool:
+def _accesses(instruction: Instruction) -> bool:
     stem, *parts = instruction.opcode.split(".")
     return stem in ("st", "ldmatrix", "stmatrix", "bar") or (stem == "ld" and parts[0] not in ("param", "const"))
+
+
+def _meets_all(instruction: Instruction) -> bool:
+    """Whether a warp-level instruction says that all lanes execute it, whoever they are."""
+    mask = instruction.operands[-1]
+    return (
+        instruction.opcode.startswith(_MASKED) and isinstance(mask, Immediate) and mask.form == "int"
+        and mask.value & _ALL_LANES == _ALL_LANES
+    )  # fmt: skip

@@ -110,7 +110,9 @@ class _Parser(Cursor):
     def __init__(self, text: str, name: str, tokens: list[lexer.Token], result: ParsedModule) -> None:
         super().__init__(text, name, tokens)
         self.result = result
+        # Of the `.loc` in force: (file, line), and where its function is inlined.
         self.location: tuple[int, int] | None = None
+        self.caller: tuple[int, int] | None = None
 
     # Module scope
 
@@ -172,7 +174,7 @@ class _Parser(Cursor):
         self.take()
         number, line = self.integer(), self.integer()
         self.integer()
-        self.location = (number, line)
+        self.location, self.caller = (number, line), None
         while self.accept(","):
             self.word()
             if self.token.kind == "word":
@@ -180,8 +182,8 @@ class _Parser(Cursor):
                 if self.accept("+"):
                     self.integer()
             else:
-                for _ in range(3):
-                    self.integer()
+                self.caller = self.integer(), self.integer()
+                self.integer()
 
     # Variables and parameters
 
@@ -537,12 +539,14 @@ class _Body:
         parser.position = end + 1
         text = " ".join(parser.text[first.start : parser.tokens[end].end].split())
         reason = error.message.removeprefix(f"{parser.name}:{error.line}: ")
-        return Instruction(opcode, (), guard, negated, first.line, self.place(), text).refuse(reason, is_ptx=False)
+        found = Instruction(opcode, (), guard, negated, first.line, *self.origin(), text)
+        return found.refuse(reason, is_ptx=False)
 
-    def place(self) -> str | None:
-        """File and line of the source, as numbers."""
-        location = self.parser.location
-        return None if location is None else f"{location[0]}:{location[1]}"
+    def origin(self) -> tuple[str | None, str | None]:
+        """File and line of the source, and of the caller, as numbers."""
+        found = (self.parser.location, self.parser.caller)
+        source, caller = (None if place is None else f"{place[0]}:{place[1]}" for place in found)
+        return source, caller
 
     def guard(self, scope: Scope) -> tuple[Register | None, bool]:
         parser = self.parser
@@ -582,7 +586,7 @@ class _Body:
             guard,
             negated,
             opcode_token.line,
-            self.place(),
+            *self.origin(),
             " ".join(parser.text[first.start : last.end].split()),
         )
 
@@ -602,7 +606,7 @@ class _Body:
         offset = expressions.offset(self.parser)
         result = replace(operand, name=f"{operand.name}@plus{len(self.statements)}")
         opcode, text = f"add.u{operand.kind[1:]}", f"{operand.name} + {offset}"
-        self.add(Instruction(opcode, (result, operand, Immediate(offset)), None, False, line, None, text), scope)
+        self.add(Instruction(opcode, (result, operand, Immediate(offset)), None, False, line, None, None, text), scope)
         return result
 
     def operand(self, scope: Scope) -> Operand:
@@ -680,9 +684,11 @@ class _Body:
 
 def _located(statement: Instruction, files: dict[int, str]) -> Instruction:
     """An instruction with the name of its source file: the files stand behind the code that numbers them."""
+
+    def named(place: str | None) -> str | None:
+        number, line = (place or "0:0").split(":")
+        return None if line == "0" or int(number) not in files else f"{files[int(number)]}:{line}"
+
     if statement.source is None:
         return statement
-    number, line = statement.source.split(":")
-    if line == "0" or int(number) not in files:
-        return replace(statement, source=None)
-    return replace(statement, source=f"{files[int(number)]}:{line}")
+    return replace(statement, source=named(statement.source), caller=named(statement.caller))
