@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from refmoe.ptx.arguments import Buffer
+    from refmoe.ptx.arguments import Buffer, WrittenBytes
     from refmoe.ptx.debugger import Bytes, Debugger, Stop, StopPoint, WarpPlace
     from refmoe.ptx.device_memory import DeviceMemory
     from refmoe.ptx.engine.lanes import Checks
@@ -92,6 +92,7 @@ __all__ = [
     "WarpPlace",
     "Watch",
     "Write",
+    "WrittenBytes",
     "encode_tensor_map",
     "encode_tensor_map_im2col",
     "every_walk",
@@ -102,7 +103,7 @@ __all__ = [
 
 #: Where the names come from.
 _HOMES = {
-    "Buffer": "refmoe.ptx.arguments",
+    **dict.fromkeys(("Buffer", "WrittenBytes"), "refmoe.ptx.arguments"),
     **dict.fromkeys(("Bytes", "Debugger", "Stop", "StopPoint", "WarpPlace"), "refmoe.ptx.debugger"),
     "DeviceMemory": "refmoe.ptx.device_memory",
     "Checks": "refmoe.ptx.engine.lanes",

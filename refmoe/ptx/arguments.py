@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,16 +11,86 @@ from typing import Any
 import numpy as np
 
 from refmoe.errors import describe
+from refmoe.native.addresses import address
 from refmoe.ptx.errors import ArgumentMismatch
+from refmoe.ptx.native import pages as native
+from refmoe.ptx.native.pages import SIZES, TAKEN
 from refmoe.ptx.program.handles import misfit
 from refmoe.ptx.state.memory import Arena, Region, padded
-from refmoe.ptx.state.pages import untouched
+from refmoe.ptx.state.pages import cleared, untouched
 from refmoe.ptx.state.textures import Bound, CudaArray, Resource, SurfaceObject, TextureObject, argument_handle
 from refmoe.ptx.text.scopes import type_bits
 from refmoe.ptx.text.syntax import Function, Instruction, Variable
 
 # Elements of a mask that are looked at together.
 _AT_ONCE = 1 << 20
+
+
+class WrittenBytes:
+    """Which bytes of a buffer were written: none at first; each launch that ends well adds those that it wrote.
+
+    An array of bool says the same, but each launch has to look at all of it, and to write what it wrote once more.
+
+    Attributes:
+        size: bytes of the buffer.
+        valid: uint8 [at least size], 0xFF for each that was written, else 0; None as long as none was.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.valid: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+        # (first byte, byte behind the last) outside of which all of `valid` is 0.
+        self._ranges: list[tuple[int, int]] = []
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._give_back()
+
+    def copy(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """What `valid` says, for a launch to write in."""
+        held: np.ndarray[Any, np.dtype[np.uint8]] = untouched((padded(self.size),))
+        for begin, end in self._ranges:
+            assert self.valid is not None
+            held[begin:end] = self.valid[begin:end]
+        return held
+
+    def take(self, region: Region) -> None:
+        """Keep what a launch that began with a `copy` has left; the region does not say it any more."""
+        valid, region.valid = region.valid, None
+        assert region.journal is not None
+        ranges = _union([*self._ranges, *region.journal.written])
+        self._give_back()
+        self.valid, self._ranges = valid, ranges
+
+    def write(self, begin: int, end: int, valid: Any = 0xFF) -> None:
+        """Bytes from `begin` on, before `end`, are written, or what `valid` says of each."""
+        if self.valid is None:
+            self.valid = untouched((padded(self.size),))
+        self.valid[begin:end] = valid
+        self._ranges = _union([*self._ranges, (begin, end)])
+
+    def mask(self, begin: int = 0, end: int | None = None) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """The same for some bytes, or all, as bool [n]."""
+        last = self.size if end is None else end
+        return np.zeros(last - begin, bool) if self.valid is None else self.valid[begin:last] != 0
+
+    def _give_back(self) -> None:
+        if self.valid is not None:
+            for begin, end in self._ranges:
+                self.valid[begin:end] = 0
+            cleared(self.valid, sum(end - begin for begin, end in self._ranges))
+            self.valid, self._ranges = None, []
+
+
+def _union(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same bytes as ranges in order that do not touch."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((begin, end))
+    return found
 
 
 @dataclass(frozen=True)
@@ -32,8 +103,8 @@ class Buffer:
             16 bytes, is copied, and written after the launch.)
         name: for messages.
         initialised: which bytes the kernel may read. True: all. False: none, and where such a read is not refused it
-            gives poison. Or an array of bool in the array's shape: a launch that ends well updates it, so that
-            the next launch may read what this one wrote.
+            gives poison. Or an array of bool in the array's shape, or `WrittenBytes`: a launch that ends well updates
+            it, so that the next launch may read what this one wrote.
         writable: whether the kernel may write it.
         space: `"global"`, or `"const"` for constant memory, which no kernel may write.
         workspace: whether its bytes are no result. An undefined value may then be left in it, and counts as bytes that
@@ -42,7 +113,7 @@ class Buffer:
 
     array: np.ndarray[Any, Any]
     name: str = "buffer"
-    initialised: bool | np.ndarray[Any, Any] = True
+    initialised: bool | np.ndarray[Any, Any] | WrittenBytes = True
     writable: bool = True
     space: str = "global"
     workspace: bool = False
@@ -65,6 +136,9 @@ def fit(buffer: Buffer, where: str, placed: Sequence[Buffer]) -> tuple[int, bool
         buffer.initialised.shape != array.shape or buffer.initialised.dtype != np.bool_
     ):
         raise ArgumentMismatch(f"{where}: initialised is {describe(buffer.initialised)} for {describe(array)}")
+    if isinstance(buffer.initialised, WrittenBytes) and buffer.initialised.size != array.nbytes:
+        found = f"those of {buffer.initialised.size} bytes"
+        raise ArgumentMismatch(f"{where}: initialised is {found} for {describe(array)}")
     for position, other in enumerate(placed):
         if array.size and other.array.size and np.shares_memory(array, other.array):
             same = array.ctypes.data == other.array.ctypes.data and array.nbytes == other.array.nbytes
@@ -179,7 +253,9 @@ def _object(made: TextureObject | SurfaceObject, where: str, bound: list[tuple[B
 
 def _region(buffer: Buffer, arena: Arena) -> Region:
     initialised, valid, unwritten = buffer.initialised, None, False
-    if isinstance(initialised, np.ndarray):
+    if isinstance(initialised, WrittenBytes):
+        valid, unwritten, initialised = initialised.copy(), initialised.valid is None, True
+    elif isinstance(initialised, np.ndarray):
         unwritten = not initialised.any()
         if unwritten:
             valid = untouched((padded(buffer.array.nbytes),))
@@ -247,12 +323,41 @@ def parts_written(buffer: Buffer, region: Region) -> Iterator[Written]:
 
 def write_back(buffer: Buffer, parts: Iterable[Written]) -> None:
     """Give the caller what a launch that ended well left in parts of a buffer: bytes, and which are initialised."""
-    array, mask = _bytes(buffer.array), buffer.initialised
+    array, mask, size = _bytes(buffer.array), buffer.initialised, buffer.array.itemsize
     for part in parts:
         if not np.may_share_memory(array, part.data):
             array[part.begin : part.end] = part.data
-        if isinstance(mask, np.ndarray) and part.valid is not None:
+        if isinstance(mask, WrittenBytes) and part.valid is not None:
+            before = part.first * size
+            mask.write(part.begin, part.end, part.valid.reshape(-1)[part.begin - before : part.end - before])
+        elif isinstance(mask, np.ndarray) and part.valid is not None:
             _whole_elements(part.valid, out=mask.reshape(-1)[part.first : part.first + len(part.valid)])
+
+
+def hand_over(buffer: Buffer, region: Region) -> None:
+    """`write_back` of all that a launch wrote, where nobody asks the region any more which bytes are initialised."""
+    mask, journal = buffer.initialised, region.journal
+    if isinstance(mask, WrittenBytes) and journal is not None:
+        mask.take(region)
+        return
+    if not (isinstance(mask, np.ndarray) and region.unwritten and journal is not None):
+        write_back(buffer, parts_written(buffer, region))
+        return
+    assert region.valid is not None
+    size = buffer.array.itemsize
+    written = journal.written
+    out = mask.reshape(-1)
+    for begin, end in written:
+        # Of a page, and so of what lies between two, an element of so many bytes never has a part.
+        first, groups = begin // size, (end - begin) // size // TAKEN if size in SIZES else 0
+        rest = begin + groups * TAKEN * size
+        if groups:
+            native.functions().take[size](address(region.valid[begin:]), address(out[first:]), groups)
+        first, last = rest // size, -(-end // size)
+        held = region.valid[first * size : last * size]
+        _whole_elements(held.reshape(-1, size), out=out[first:last])
+        held[:] = 0
+    region.give_valid(sum(end - begin for begin, end in written))
 
 
 def _whole_elements(valid: np.ndarray[Any, np.dtype[np.uint8]], out: np.ndarray[Any, np.dtype[np.bool_]]) -> None:

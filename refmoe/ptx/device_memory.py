@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.ptx.arguments import Buffer, buffer_of, fit
+from refmoe.ptx.arguments import Buffer, WrittenBytes, buffer_of, fit
 from refmoe.ptx.errors import ArgumentMismatch
 from refmoe.ptx.module import Module
 from refmoe.ptx.program.layout import code_address
@@ -223,7 +223,9 @@ class DeviceMemory:
         if not buffer.array.flags.writeable:
             raise ArgumentError("address", f"0x{address:X} in {buffer.name}, a read-only array", "a writable one")
         _bytes(buffer)[first : first + content.size] = content
-        if isinstance(buffer.initialised, np.ndarray):
+        if isinstance(buffer.initialised, WrittenBytes):
+            buffer.initialised.write(first, first + content.size)
+        elif isinstance(buffer.initialised, np.ndarray):
             # An element counts as initialised once all of its bytes were written: of one that a copy begins or ends
             # inside, what the rest holds is unknown.
             item = buffer.array.itemsize
@@ -249,6 +251,8 @@ class DeviceMemory:
             ArgumentError: they do not lie in one buffer.
         """
         buffer, first = self._find(address, size)
+        if isinstance(buffer.initialised, WrittenBytes):
+            return buffer.initialised.mask(first, first + size)
         if not isinstance(buffer.initialised, np.ndarray):
             return np.full(size, buffer.initialised)
         return np.repeat(buffer.initialised.reshape(-1), buffer.array.itemsize)[first : first + size]

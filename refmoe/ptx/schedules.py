@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from refmoe.errors import describe
-from refmoe.ptx.arguments import Buffer, Written, bytes_of_mask, parts_written, write_back
+from refmoe.ptx.arguments import Buffer, Written, WrittenBytes, bytes_of_mask, hand_over, parts_written, write_back
 from refmoe.ptx.engine.cluster.meetings import ClusterMeetings
 from refmoe.ptx.errors import ArgumentMismatch, Index3, PtxError, ScheduleError
 from refmoe.ptx.schedule import Schedule
@@ -144,7 +144,10 @@ class Ran:
         """Give its bytes to the caller."""
         for buffer, region in self.bound:
             if buffer.writable:
-                write_back(buffer, parts_written(buffer, region))
+                if self.observed:
+                    write_back(buffer, parts_written(buffer, region))
+                else:
+                    hand_over(buffer, region)
         if not self.observed:
             self.arena.release()
 
@@ -337,7 +340,9 @@ def _state(buffer: Buffer, begin: int, end: int, parts: list[Written]) -> tuple[
     data = buffer.array.reshape(-1).view(np.uint8)[begin:end].copy()
     size = buffer.array.itemsize
     mask = buffer.initialised
-    if isinstance(mask, np.ndarray):
+    if isinstance(mask, WrittenBytes):
+        valid = mask.mask(begin, end)
+    elif isinstance(mask, np.ndarray):
         first, last = begin // size, -(-end // size)
         of_bytes = bytes_of_mask(mask.reshape(-1)[first:last], size)
         valid = of_bytes[begin - first * size : end - first * size] != 0

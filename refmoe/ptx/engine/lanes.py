@@ -25,8 +25,7 @@ from refmoe.ptx.state.memory import Arena, Region, owned_region
 from refmoe.ptx.state.numbers import different
 from refmoe.ptx.state.records import AGENTS, CLUSTER, CTA
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS
-from refmoe.ptx.state.special_registers import Ticks
-from refmoe.ptx.state.special_registers import values as special_values
+from refmoe.ptx.state.special_registers import Specials, Ticks
 from refmoe.ptx.state.tensormap import MapHistory
 from refmoe.ptx.state.textures import Bound
 from refmoe.ptx.text.syntax import Instruction
@@ -183,12 +182,12 @@ class LaunchState:
 
 
 @lru_cache(maxsize=4)
-def _numbers(ctas: int, per_cta: int, threads: int) -> tuple[Array, Array, Array, Array, Array]:
-    """Of each lane of some CTAs: its number, that in its warp, that of its warp's first lane, that of its CTA; and
-    whether a thread of the CTA is there. Every machine of this shape has these arrays, and nobody may change them.
+def _numbers(ctas: int, per_cta: int, threads: int) -> tuple[Array, ...]:
+    """Of each lane of some CTAs: its number, that in its warp, that of its warp's first lane, that of its CTA; whether
+    a thread of the CTA is there; and False. Every machine of this shape has these arrays, and nobody may change them.
     """
     lanes = np.arange(ctas * per_cta)
-    found = lanes, lanes & 31, lanes & ~31, lanes // per_cta, lanes % per_cta < threads
+    found = lanes, lanes & 31, lanes & ~31, lanes // per_cta, lanes % per_cta < threads, np.zeros(lanes.size, bool)
     for each in found:
         each.setflags(write=False)
     return found
@@ -201,6 +200,7 @@ class Lanes(ABC):
         launch: whose CTAs.
         lanes: how many, whole warps, so a multiple of 32 for each CTA.
         exist: bool [lanes], those that the launch has: the last warp of a CTA may have less than 32.
+        nobody: bool [lanes], False for each.
         alive: bool [lanes], those that exist and have not exited.
         lane_cta: CTA of each lane, counted from the first here.
         lane_in_warp, warp_start: int64 [lanes].
@@ -225,12 +225,14 @@ class Lanes(ABC):
         per_cta = self.warps * 32
         self.lanes = ctas * per_cta
         self.first_thread = first_cta * per_cta
-        self.all_lanes, self.lane_in_warp, self.warp_start, self.lane_cta, self.exist = _numbers(
-            ctas, per_cta, math.prod(launch.block)
-        )
+        numbers = _numbers(ctas, per_cta, math.prod(launch.block))
+        self.all_lanes, self.lane_in_warp, self.warp_start, self.lane_cta, self.exist, self.nobody = numbers
         self.alive = self.exist
         self._living = int(self.alive.sum())
-        self.specials = self._specials()
+        self.specials = Specials(
+            launch.grid, launch.block, first_cta, ctas, launch.warps, launch.dynamic_bytes, launch.shared_bytes,
+            launch.workspace, launch.reserved_bytes,
+        )  # fmt: skip
         refused = self.checks.uninitialised
         self.shared = owned_region("shared memory", "shared", launch.shared_bytes, ctas, refused)
         self._reserve()
@@ -242,13 +244,6 @@ class Lanes(ABC):
         self.choices = None if launch.schedule.default else launch.schedule.choices("lanes of", first_cta)
         self._looked_early = False
         self._parts: dict[type[object], object] = {}
-
-    def _specials(self) -> dict[str, Any]:
-        launch = self.launch
-        return special_values(
-            launch.grid, launch.block, self.first_cta, self.ctas, self.warps, launch.dynamic_bytes, launch.shared_bytes,
-            launch.workspace, launch.reserved_bytes,
-        )  # fmt: skip
 
     def _reserve(self) -> None:
         """The reserved shared memory holds something from the start: nobody has to write it first."""

@@ -172,7 +172,6 @@ class Machine(Runner):
             self.turns = Turns(self, self.native, WARPGROUP if self.code.has_warpgroups else 1)
         self.warpgroups = self.add(Warpgroups(self))
         self.register_pool = self.add(RegisterPool(self))
-        self._arrive(0, 0, self.alive)
         self._gave_up: Array | None = None
         self._at_standstill: Any = None
         self._idle = self._idle_writing = 0
@@ -200,7 +199,7 @@ class Machine(Runner):
         self.first_cta, self.first_thread = first_cta, first_cta * self.warps * 32
         self.alive = self.exist
         self._living = int(np.count_nonzero(self.alive))
-        self.specials = self._specials()
+        self.specials.become(first_cta)
         for region in (self.shared, self.local):
             region.clear()
         self._reserve()
@@ -211,7 +210,6 @@ class Machine(Runner):
         self.native.restart()
         if self.turns is not None:
             self.turns.begin()
-        self._arrive(0, 0, self.alive)
         return True
 
     def _watch_shared(self) -> None:
@@ -532,7 +530,7 @@ class Machine(Runner):
 
     def leave(self, alive: Array) -> None:
         """See `Lanes.leave`."""
-        gone = self.alive & ~alive
+        gone = self.alive if alive is self.nobody else self.alive & ~alive
         self.alive = alive
         self._living = int(np.count_nonzero(alive))
         self.warpgroups.leave(gone)
@@ -543,7 +541,7 @@ class Machine(Runner):
             # Those who gather for warps that are gone look again.
             near = gone.reshape(self.ctas, -1)
             self.native.wake(np.repeat(near.any(axis=1), near.shape[1]))
-        if (self.barriers.expected != 0).any():
+        if self.barriers.expected.any():
             self.barriers.settle()
         self.cluster_barrier.settle()
 

@@ -85,8 +85,8 @@ class NativeState:
             name: rows[:, begin * _LANES : (begin + 4) * _LANES].view(np.uint32)
             for name, begin in zip(specials, range(begins[-1], begins[-1] + 4 * len(specials), 4), strict=True)
         }
-        # What lies there, by name.
-        self._filled: dict[str, Any] = {}
+        # Names of those that lie there.
+        self._filled: set[str] = set()
         self._regions = [machine.shared, machine.local, *machine.arena.regions]
         self._entered: list[tuple[Any, ...]] = [()] * len(self._regions)
         self._rows = np.zeros((len(self._regions), len(Row)), np.int64)
@@ -97,6 +97,8 @@ class NativeState:
         self._masks = np.zeros(lanes // _LANES, np.uint32)
         # NumPy takes as long to say where an array lies as native code does to use it.
         self._masks_address = address(self._masks)
+        self._existing = _bits(machine.exist)
+        self._existing_address = address(self._existing)
         self._row_addresses = {id(region): address(row) for region, row in zip(self._regions, self._rows, strict=True)}
         self._pool: Array = None
         scheduler = self._scheduler = functions()
@@ -122,14 +124,16 @@ class NativeState:
     def _start(self) -> None:
         """What depends on which CTAs these are, and where their lanes begin."""
         machine, context = self.machine, self._context
+        specials = machine.specials
         for name, held in self._specials.items():
-            value = machine.specials[name]
-            # Those that are the same for all CTAs lie there since the machine's first ones.
-            if value is not self._filled.get(name):
+            if name in specials.by_cta:
+                held.reshape(machine.ctas, machine.warps, _LANES)[:] = specials.by_cta[name][:, None, None]
+            elif name not in self._filled:
+                # What is the same for all CTAs lies there since the machine's first ones.
+                value = specials[name]
                 held[:] = value.reshape(-1, _LANES) if np.ndim(value) else value
-                self._filled[name] = value
-        self._queues[:, : Queue.KEYS] = 0
-        self._queues[:, Queue.ALIVE] = self._queues[:, Queue.EXIST] = _bits(machine.alive)
+                self._filled.add(name)
+        self._scheduler.begin(self._address, self._existing_address)
         context[Context.FIRST_THREAD] = machine.first_thread
         if machine.clocks is not None:
             context[Context.FIRST_WARP] = machine.clocks.first_warp
@@ -163,6 +167,7 @@ class NativeState:
         self._places = places_of(machine, self.code)
         context[Context.PLACES] = address(self._places)
         context[Context.QUEUES] = address(self._queues)
+        context[Context.TURNS] = machine.clocks is None
         context[Context.ELECTED] = machine.launch.schedule.elected
         clocks = machine.clocks
         if clocks is not None:
@@ -243,9 +248,12 @@ class NativeState:
         if fields[Context.POLLED]:
             machine.poll()
         if fields[Context.EXITED]:
-            machine.leave(self.alive())
-            # Those who waited at a barrier for the lanes that are gone may go on natively.
-            self.yielded |= bool(machine.alive.any())
+            if np.count_nonzero(self._queues[:, Queue.ALIVE]):
+                machine.leave(self.alive())
+                # Those who waited at a barrier for the lanes that are gone may go on natively.
+                self.yielded = True
+            else:
+                machine.leave(machine.nobody)
         fields[Context.STEPS : Context.EXITED + 1] = _NOTHING
 
     def pick(self) -> tuple[int, int, Array] | None:

@@ -70,6 +70,8 @@ class Context(IntEnum):
     LANE_INSTRUCTIONS = auto()
     PATIENCE = auto()
     """Back edges that the warp that runs may still take before others run; 0 where Python runs one block alone."""
+    TURNS = auto()
+    """Whether warps take turns at each block that accesses memory: where they race, nobody would say so."""
     POLLED = auto()
     """Set to one by a back edge of a loop that may wait for another lane's write."""
     YIELDED = auto()

@@ -26,6 +26,9 @@ _WORD_SHIFT = 3
 _PIECE_SHIFT = 8
 _PIECE = 1 << _PIECE_SHIFT
 _RECORDS = ir.VectorType(WORD, _PIECE >> _WORD_SHIFT)
+# Bytes of elements of which native code says which are initialised, and how many it looks at together.
+SIZES = (1, 2, 4, 8)
+TAKEN = 64
 
 
 def _function(module: Any, name: str) -> tuple[Any, Any, Value, Value]:
@@ -136,17 +139,23 @@ def _splat(build: Any, value: Value) -> Value:
 
 
 class PageFunctions:
-    """What Python calls, with addresses: `forget(row, pages) -> bytes` clears all that is known of a region's pages.
+    """What Python calls, with addresses.
 
-    Nothing is written where nothing is known: it would become resident. Of a region of gigabytes that is most of it,
-    and of a column in use it is what lies beyond the records of its warp. The result is how much of the records is
-    resident: pages of the system's that hold one.
+    `forget(row, pages) -> bytes` clears all that is known of a region's pages. Nothing is written where nothing is
+    known: it would become resident. Of a region of gigabytes that is most of it, and of a column in use it is what lies
+    beyond the records of its warp. The result is how much of the records is resident: pages of the system's that hold
+    one.
+
+    `take[size](valid, elements, count)` says of elements of so many bytes which are initialised, as bool, and clears
+    what said it of their bytes. `count` is that of groups of `TAKEN` elements.
     """
 
     def __init__(self) -> None:
         self._native = Native.of(_text, "pages", str(mmap.PAGESIZE), level=2, briefly=True)
-        number = ctypes.c_int64
-        self.forget = ctypes.CFUNCTYPE(number, ctypes.c_void_p, number)(self._native.address("forget"))
+        number, pointer = ctypes.c_int64, ctypes.c_void_p
+        self.forget = ctypes.CFUNCTYPE(number, pointer, number)(self._native.address("forget"))
+        take = ctypes.CFUNCTYPE(None, pointer, pointer, number)
+        self.take = {size: take(self._native.address(f"take_{size}")) for size in SIZES}
 
 
 @cache
@@ -157,6 +166,29 @@ def functions() -> PageFunctions:
 
 def _text() -> str:
     module = ir.Module()
+    _forget(module)
+    for size in SIZES:
+        _take(module, size)
+    return str(module)
+
+
+def _take(module: Any, size: int) -> None:
+    signature = ir.FunctionType(ir.VoidType(), [POINTER, POINTER, WORD])
+    function = ir.Function(module, signature, f"take_{size}")
+    build = TextBuilder(function)
+    valid, elements, groups = function.args
+    words = ir.VectorType(ir.IntType(8 * size), TAKEN)
+    with counted(build, groups) as group:
+        place = at(build, valid, build.mul(group, word(TAKEN * size)))
+        held = build.load(place, typ=words, align=1)
+        written = build.icmp_unsigned("==", held, ir.Constant(words, [-1] * TAKEN))
+        flags = build.zext(written, ir.VectorType(ir.IntType(8), TAKEN))
+        build.store(flags, at(build, elements, build.mul(group, word(TAKEN))), align=1)
+        build.store(ir.Constant(words, [0] * TAKEN), place, align=1)
+    build.ret_void()
+
+
+def _forget(module: Any) -> None:
     function = ir.Function(module, ir.FunctionType(WORD, [POINTER, WORD]), "forget")
     row, pages = function.args
     build = TextBuilder(function)
@@ -196,4 +228,3 @@ def _text() -> str:
             for each in (Row.PAGE_STATES, Row.PAGE_COLUMNS):
                 build.store(word(0), _word(build, _pointer(build, row, each), page))
     build.ret(build.load(resident, typ=WORD))
-    return str(module)

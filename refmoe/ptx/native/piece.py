@@ -41,7 +41,7 @@ from refmoe.ptx.native.scalar import (
 )
 from refmoe.ptx.native.scalar import field as table_field
 from refmoe.ptx.native.suspicion import Looker
-from refmoe.ptx.native.template import Kind, OwnNumber, Slot, Target, Template
+from refmoe.ptx.native.template import Kind, Onward, OwnNumber, Slot, Target, Template
 from refmoe.ptx.ops.lanes import BITS, LANES, LaneBuilder, Value, vector
 from refmoe.ptx.ops.table import exactness
 from refmoe.ptx.program.registers import CARRY, destinations_and_sources
@@ -64,7 +64,8 @@ from refmoe.ptx.text.syntax import (
     Vector,
 )
 
-_ALIVE, _EXIST = Queue.ALIVE * FIELD_BYTES, Queue.EXIST * FIELD_BYTES
+_QUEUE_BYTES = QUEUE_FIELDS * FIELD_BYTES
+_COUNT, _ALIVE, _EXIST = (number * FIELD_BYTES for number in (Queue.COUNT, Queue.ALIVE, Queue.EXIST))
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
 
@@ -175,7 +176,7 @@ class PieceWriter:
         assert guard is not None
         taken = build.zext(build.bitcast(build.and_(guard, self.mask), WARP_MASK), WORD)
         for lanes, (number, target) in zip((everyone, word(0)), enumerate(targets), strict=True):
-            if target.goes_on:
+            if target.goes_on is not Onward.NEVER:
                 with build.if_then(build.icmp_unsigned("==", taken, lanes)):
                     self._go_on(number)
         self._return(taken)
@@ -189,13 +190,19 @@ class PieceWriter:
         build = self.build_
         assert self.template.targets is not None
         target = self.template.targets[number]
-        if not target.goes_on:
+        if target.goes_on is Onward.NEVER:
             return
         patience = at(build, self.context, Context.PATIENCE * FIELD_BYTES)
         left = build.load(patience, typ=WORD)
         if target.back:
             left = build.sub(left, word(1))
-        with build.if_then(build.icmp_signed(">", left, word(0))):
+        may = build.icmp_signed(">", left, word(0))
+        if target.goes_on is Onward.TOGETHER:
+            queues = build.inttoptr(table_field(build, self.context, Context.QUEUES), POINTER)
+            count = at(build, queues, build.add(build.mul(self.warp, word(_QUEUE_BYTES)), word(_COUNT)))
+            groups = build.add(build.load(count, typ=WORD), table_field(build, self.context, Context.TURNS))
+            may = build.and_(may, build.icmp_unsigned("==", groups, word(1)))
+        with build.if_then(may):
             if target.back:
                 build.store(left, patience)
             self._jump(number)
@@ -406,7 +413,7 @@ class PieceWriter:
         with build.if_then(build.icmp_unsigned("!=", seen, word(0))):
             apart = build.inttoptr(table_field(build, self.context, Context.APART), POINTER)
             queues = build.inttoptr(table_field(build, self.context, Context.QUEUES), POINTER)
-            queue = build.mul(self.warp, word(QUEUE_FIELDS * FIELD_BYTES))
+            queue = build.mul(self.warp, word(_QUEUE_BYTES))
             alive, exist = (
                 build.load(at(build, queues, build.add(queue, word(field))), typ=WORD) for field in (_ALIVE, _EXIST)
             )

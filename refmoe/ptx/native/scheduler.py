@@ -7,6 +7,7 @@ Python's.
     advance(context) -> status      run all warps until each has to wait for Python, see `SchedulerStatus`
     pick(context, masks) -> key     take the groups of the lowest (turn, place) out of the queues; NOBODY if there are
                                     none
+    begin(context, masks)           the warps stand at the start of these lanes' entry
     arrive(context, key, masks)     lanes come to a place, or wait there if the key says so
     wake(context, masks)            waiting groups that have lanes of the masks may look again
     each(function, table, context, warps, masks, count, taken) -> status     run one piece for some warps
@@ -72,6 +73,7 @@ class SchedulerFunctions:
         self.advance_scheduled = self._function("advance_scheduled", number, pointer)
         self.pick = self._function("pick", key, pointer, pointer)
         self.pick_scheduled = self._function("pick_scheduled", key, pointer, pointer)
+        self.begin = self._function("begin", None, pointer, pointer)
         self.arrive = self._function("arrive", None, pointer, key, pointer)
         self.wake = self._function("wake", None, pointer, pointer)
         self.each = self._function("each", number, pointer, pointer, pointer, pointer, pointer, key, pointer)
@@ -94,6 +96,7 @@ def _text() -> str:
         prepare, step = _prepare(module, scheduled), _step(module, arrival, scheduled)
         _advance(module, prepare, step, scheduled)
         _pick(module, scheduled)
+    _begin(module)
     _arrive(module, arrival)
     _wake(module)
     _each(module)
@@ -242,6 +245,9 @@ def _step(module: Any, arrival: Any, scheduled: bool) -> Any:
     _set(code, queue, Queue.PATIENCE, _field(code, context, Context.PATIENCE))
     last = places + (found >> PLACE_SHIFT) * _PLACE_ROW
     _end(code, _Going(code, context, arrival, queue, group, key), last, lanes, found & 0xFFFFFFFF)
+    # A block that went on by itself may have run more than one.
+    spent = _field(code, queue, Queue.RAN) > _field(code, context, Context.BUDGET)
+    code.done_if(spent, code.constant(I32, SchedulerStatus.SPENT))
     code.done(code.constant(I32, SchedulerStatus.DONE))
     return code.function
 
@@ -465,6 +471,20 @@ def _pick(module: Any, scheduled: bool) -> None:
                 _set(code, queue, Queue.CHOSEN, NOBODY)
         code.store(found.get().to(I32), masks + warp * 4, align=4)
     code.done(lowest)
+
+
+def _begin(module: Any) -> None:
+    code = Code(module, "begin", [POINTER, POINTER])
+    context, masks = code.arguments
+    with code.range(_field(code, context, Context.ALL_WARPS)) as warp:
+        queue, lanes = _queue(code, context, warp), _mask(code, masks, warp)
+        for number in list(Queue)[: Queue.KEYS]:
+            _set(code, queue, number, lanes if number in (Queue.ALIVE, Queue.EXIST) else 0)
+        with code.when(lanes.differs(0)):
+            none = code.constant(I64, 0)
+            _put(code, queue, none, none, lanes)
+            _set(code, queue, Queue.COUNT, 1)
+    code.done()
 
 
 def _arrive(module: Any, arrival: Any) -> None:

@@ -188,9 +188,15 @@ class Region:
         """Give the memory back that says which bytes are initialised: all that are were written by this launch."""
         assert self.valid is not None
         assert self.journal is not None
-        for begin, end in self.journal.written:
+        written = self.journal.written
+        for begin, end in written:
             self.valid[begin:end] = 0
-        cleared(self.valid, sum(end - begin for begin, end in self.journal.written))
+        self.give_valid(sum(end - begin for begin, end in written))
+
+    def give_valid(self, resident: int) -> None:
+        """The same where it is all zeros already: at most `resident` bytes of it became resident."""
+        assert self.valid is not None
+        cleared(self.valid, resident)
         self.valid = None
 
     def release(self) -> None:
@@ -283,7 +289,7 @@ class Arena:
                 region.shadow.release()
                 region.shadow = None
             if region.journal is not None:
-                if region.unwritten:
+                if region.unwritten and region.valid is not None:
                     region.release_valid()
                 region.journal.release()
             region.release()

@@ -50,7 +50,8 @@ class Spare:
         # What was resident of arrays when they were taken, by address.
         self._lent: dict[int, int] = {}
         self._since = 0
-        self._lock = threading.Lock()
+        # Whoever collects garbage inside may give back what that holds.
+        self._lock = threading.RLock()
 
     def take(self, size: int) -> Array | None:
         """So many bytes, or None if there are none of that size."""
@@ -84,9 +85,9 @@ class Spare:
     def _count(self) -> None:
         """Ask the system how much is resident."""
         self._since = 0
-        for held in self._held.values():
+        for held in list(self._held.values()):
             held[:] = [(array, _counted(array, resident)) for array, resident in held]
-        self._resident = sum(resident for held in self._held.values() for _, resident in held)
+        self._resident = sum(resident for held in list(self._held.values()) for _, resident in held)
 
 
 def _counted(array: Array, most: int) -> int:

@@ -101,51 +101,84 @@ class Ticks:
         self._leap = 0
 
 
-def values(
-    grid: Grid,
-    block: tuple[int, int, int],
-    first_cta: int,
-    ctas: int,
-    warps: int,
-    dynamic_bytes: int,
-    shared_bytes: int,
-    workspace: int = 0,
-    reserved_bytes: int = 0,
-) -> dict[str, Any]:
-    """Each predefined register over the lanes of some CTAs: an array [lanes], or a scalar where all lanes agree.
+class Specials:
+    """Predefined registers over the lanes of some CTAs, by name.
 
-    `workspace` is the address of what a cooperative launch has, in `%envreg1` (upper half) and `%envreg2`; else 0.
-    `reserved_bytes` of `shared_bytes` are reserved shared memory that the entry uses.
+    Args:
+        grid: of the launch.
+        block: its threads.
+        first_cta: the number of the first CTA.
+        ctas: how many follow one another.
+        warps: of a CTA.
+        dynamic_bytes: of shared memory, which the launch asked for.
+        shared_bytes: all of it.
+        workspace: the address of what a cooperative launch has, in `%envreg1` (upper half) and `%envreg2`; else 0.
+        reserved_bytes: those of `shared_bytes` that are reserved shared memory which the entry uses.
+
+    Attributes:
+        by_cta: those that say which CTA it is, along the axes that the grid has: uint32 [ctas].
     """
-    result = dict(_of_any_ctas(grid, block, ctas, warps, dynamic_bytes, shared_bytes, workspace, reserved_bytes))
 
-    def spread(values: Any) -> Any:
-        same = ctas == 1 or bool((values == values[0]).all())
-        return np.uint32(values[0]) if same else np.repeat(values.astype(np.uint32), warps * 32)
+    def __init__(
+        self,
+        grid: Grid,
+        block: tuple[int, int, int],
+        first_cta: int,
+        ctas: int,
+        warps: int,
+        dynamic_bytes: int,
+        shared_bytes: int,
+        workspace: int = 0,
+        reserved_bytes: int = 0,
+    ) -> None:
+        self._fixed = _of_any_ctas(grid, block, ctas, warps, dynamic_bytes, shared_bytes, workspace, reserved_bytes)
+        self._grid, self._ctas, self._lanes = grid, ctas, warps * 32
+        self.become(first_cta)
 
+    def become(self, first_cta: int) -> None:
+        """Be those of as many other CTAs."""
+        self.by_cta = _indices(self._grid, first_cta, self._ctas)
+        # Arrays over all lanes, once somebody asked for them.
+        self._spread: dict[str, Any] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._fixed
+
+    def __getitem__(self, name: str) -> Any:
+        """An array [lanes], or a scalar where all lanes agree."""
+        if name not in self.by_cta:
+            return self._fixed[name]
+        if name not in self._spread:
+            own = self.by_cta[name]
+            self._spread[name] = own[0] if bool((own == own[0]).all()) else np.repeat(own, self._lanes)
+        return self._spread[name]
+
+
+def _indices(grid: Grid, first_cta: int, ctas: int) -> dict[str, Any]:
+    """See `Specials.by_cta`."""
+    found: dict[str, Any] = {}
     clustered = grid.cluster_blocks > 1
-    position, rank = np.arange(first_cta, first_cta + ctas), np.zeros(1, np.int64)
+    position, rank = np.arange(first_cta, first_cta + ctas), np.zeros(ctas, np.int64)
     if clustered:
         position, rank = np.divmod(position, grid.cluster_blocks)
+        found["%cluster_ctarank"] = rank.astype(np.uint32)
     cluster = grid.cluster_at(position)
-    if clustered:
-        result["%cluster_ctarank"] = spread(rank)
     for axis, name in enumerate(_AXES):
         if grid.size[axis] == 1:
             continue
         corner = _along(cluster, grid.clusters, axis)
-        inside = _along(rank, grid.cluster, axis)
-        result[f"%clusterid.{name}"] = result[f"%ctaid.{name}"] = spread(corner)
+        found[f"%clusterid.{name}"] = found[f"%ctaid.{name}"] = corner.astype(np.uint32)
         if clustered:
-            result[f"%cluster_ctaid.{name}"] = spread(inside)
-            result[f"%ctaid.{name}"] = spread(corner * grid.cluster[axis] + inside)
-    return result
+            inside = _along(rank, grid.cluster, axis)
+            found[f"%cluster_ctaid.{name}"] = inside.astype(np.uint32)
+            found[f"%ctaid.{name}"] = (corner * grid.cluster[axis] + inside).astype(np.uint32)
+    return found
 
 
 def _along(numbers: Any, sizes: tuple[int, int, int], axis: int) -> Any:
-    """The index along an axis of things that are counted x first, then y, then z; int64 [n], or [1] if all are 0."""
+    """The index along an axis of things that are counted x first, then y, then z; int64 [n]."""
     if sizes[axis] == 1:
-        return np.zeros(1, np.int64)
+        return np.zeros_like(numbers)
     before = math.prod(sizes[:axis])
     index = numbers if before == 1 else numbers // before
     return index if axis == 2 or math.prod(sizes[axis + 1 :]) == 1 else index % sizes[axis]

@@ -15,6 +15,7 @@ from refmoe.ptx.engine.granules import Granules
 from refmoe.ptx.engine.order.clocks import Clocks
 from refmoe.ptx.engine.order.knowledge import Pool
 from refmoe.ptx.state import pages
+from refmoe.ptx.state.memory import padded
 from refmoe.ptx.state.pages import PAGE, Spare, resident_bytes, untouched
 
 LAX = ptx.Checks(uninitialised=False)
@@ -425,3 +426,83 @@ def test_what_the_launch_before_wrote_is_kept_again() -> None:
     with pytest.raises(ptx.Trap):
         run(STORE.format(then="trap;"), arrays[1], checks=no_races)
     assert (arrays[1][8192 : 8192 + 32 * 512] == 3).all()
+
+
+@pytest.mark.parametrize("kind", ["u1", "u2", "u4", "u8", "c16", "V3"])
+def test_the_mask_says_of_which_elements_every_byte_was_written(kind: str) -> None:
+    # Every seventh byte, and words that follow one another; the array ends in the middle of a page, and of what native
+    # code looks at together.
+    body = """
+        mul.lo.u32 %r3, %r1, 7;
+        cvt.u64.u32 %d3, %r3;
+        add.s64 %d3, %d3, %d0;
+        st.global.u8 [%d3 + 100], %r1;
+        mul.wide.u32 %d4, %r1, 4;
+        add.s64 %d4, %d4, %d0;
+        st.global.u32 [%d4 + 8192], %r1;
+        st.global.u32 [%d4 + 147456], %r1;
+        ret;
+    """
+    threads, size = 128, np.dtype(kind).itemsize
+    count = (147456 + 4 * threads) // size + 1
+    threads_ = np.arange(threads)
+    written = np.zeros(count * size, bool)
+    for begin, step, width in ((100, 7, 1), (8192, 4, 4), (147456, 4, 4)):
+        written[(begin + step * threads_)[:, None] + np.arange(width)] = True
+    out = ptx.Buffer(np.zeros(count, kind), "out", initialised=np.zeros(count, bool))
+    run(body, out, block=(threads, 1, 1))
+    assert np.array_equal(out.initialised, written.reshape(count, size).all(axis=1))
+    again = ptx.Buffer(np.zeros(count, kind), "out", initialised=ptx.WrittenBytes(count * size))
+    run(body, again, block=(threads, 1, 1))
+    assert np.array_equal(again.initialised.mask(), written)
+    del again
+    kept = [array for array, _ in pages._ZEROS._held[padded(count * size)]]
+    assert kept
+    assert [array.any() for array in kept] == [False] * len(kept)
+
+
+@pytest.mark.parametrize("size", [64, 3 * PAGE + 64], ids=["copied", "in place"])
+@pytest.mark.parametrize("schedules", [1, 3])
+def test_a_launch_may_read_what_those_before_it_wrote(size: int, schedules: int) -> None:
+    written, last = ptx.WrittenBytes(size), size - 4
+    buffer = ptx.Buffer(np.zeros(size, np.uint8), "out", initialised=written)
+    one = "setp.ne.u32 %p1, %r1, 0; @%p1 bra END; {then} END: ret;"
+    store, load = "st.global.u32 [%d0 + {at}], 7;", "ld.global.u32 %r3, [%d0 + {at}]; st.global.u32 [%d0 + {to}], %r3;"
+
+    def launch(then: str) -> None:
+        module = ptx.Module.parse(text(one.format(then=then)), name="test.ptx")
+        ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [buffer, None, 0], checks=STRICT, schedules=schedules)
+
+    assert not written.mask().any()
+    with pytest.raises(ptx.MemoryFault, match="uninitialised"):
+        launch(load.format(at=0, to=4))
+    launch(store.format(at=0))
+    launch(store.format(at=last))
+    with pytest.raises(ptx.Trap):
+        launch(store.format(at=8) + "trap;")
+    assert np.flatnonzero(written.mask()).tolist() == [0, 1, 2, 3, *range(last, size)]
+    launch(load.format(at=0, to=16))
+    launch(load.format(at=last, to=20))
+    with pytest.raises(ptx.MemoryFault, match="uninitialised"):
+        launch(load.format(at=8, to=4))
+    assert buffer.array.view(np.uint32)[[0, 4, 5, -1]].tolist() == [7] * 4
+
+
+def test_written_bytes_fit_their_buffer() -> None:
+    buffer = ptx.Buffer(np.zeros(64, np.uint8), "out", initialised=ptx.WrittenBytes(32))
+    with pytest.raises(ptx.ArgumentMismatch, match="initialised is those of 32 bytes"):
+        run("ret;", buffer)
+
+
+def test_written_bytes_of_copies_from_the_host() -> None:
+    memory, written = ptx.DeviceMemory(), ptx.WrittenBytes(64)
+    address = memory.place(ptx.Buffer(np.zeros(64, np.uint8), "array", initialised=written))
+    memory.write(address + 8, bytes(4))
+    assert np.flatnonzero(memory.written(address, 64)).tolist() == [8, 9, 10, 11]
+    assert np.flatnonzero(memory.written(address + 9, 4)).tolist() == [0, 1, 2]
+
+
+def test_garbage_that_is_collected_while_memory_is_given_back() -> None:
+    # Whoever holds the lock may make the garbage collector run, and what it collects gives memory back.
+    with pages._ZEROS._lock:
+        pages.cleared(untouched((1 << 17,)), 0)

@@ -153,6 +153,42 @@ def test_warps_load_together() -> None:
     assert out.tolist() == [7] * 64
 
 
+def test_warps_take_turns_at_what_others_may_wait_for() -> None:
+    # What warp 1 writes in the first block is there when warp 0 loads in the second.
+    body = """
+        shr.u32 %r3, %r1, 5;
+        setp.eq.u32 %p1, %r3, 1;
+        @%p1 st.relaxed.gpu.global.u32 [%d1], 7;
+    SECOND:
+        ld.relaxed.gpu.global.u32 %r4, [%d1];
+        st.global.u32 [%d2], %r4;
+        ret;
+    """
+    out = np.zeros(64, np.uint32)
+    run(body, out, np.zeros(1, np.uint32), block=(64, 1, 1))
+    assert out.tolist() == [7] * 64
+
+
+def test_lanes_come_together_in_front_of_an_access() -> None:
+    # Each half runs one addition and a branch or none. What stands in front of a body is 9 instructions.
+    body = """
+        setp.lt.u32 %p1, %r1, 16;
+        @%p1 bra LOW;
+        add.u32 %r3, %r1, 1;
+        bra.uni JOIN;
+    LOW:
+        add.u32 %r3, %r1, 2;
+    JOIN:
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    result = run(body, out, block=(32, 1, 1))
+    lanes = np.arange(32)
+    assert out.tolist() == np.where(lanes < 16, lanes + 2, lanes + 1).tolist()
+    assert result.instructions == 9 + 2 + 2 + 1 + 2
+
+
 # Lanes of different trip counts, in a loop that does not leave native code's own chain, and in one that does.
 COUNTED = """
     and.b32 %r3, %r1, 7;

@@ -127,7 +127,8 @@ class Clocks:
         # Rows of lanes are written whenever a lane gets one.
         self._wide = self._wide or self.used > self.warps
         self.seen[: self.all_warps, : self.columns if self._wide else self.warps] = 0
-        self.foreign[:], self.apart[:], self.last_fence[:] = 0, 0, 0
+        for each in (self.foreign, self.apart, *((self.last_fence,) if self.sequential else ())):
+            each[:] = 0
         self.beyond.clear()
         self._begin(first_cluster)
 
