@@ -60,6 +60,8 @@ BOUNDS: Mapping[str, HostBounds] = MappingProxyType(
         # K of a product has at most 2^31 - 1 bytes of scale atoms, 512 for each 128 or 64 elements.
         "refmoe_sm12x_gemm_": HostBounds({10: 1 << 29, 12: 16}, least={12: 2}),
         "refmoe_sm12x_nvfp4_gemm_": HostBounds({10: 1 << 28, 12: 16}, least={12: 2}),
+        # K of a product is a positive multiple of 128.
+        "refmoe_deepseek_gemm_wgmma_": HostBounds({}, least={11: 128}, multiples={11: 128}),
         "refmoe_finalize_bf16_": HostBounds({6: _ROWS}),
         "refmoe_finalize_f32_": HostBounds({6: _ROWS}),
         "refmoe_deepseek_expand_": HostBounds({6: _ROWS, 7: 32, 8: _PIECES}, MAX_GRID, multiples={8: 8}, apart=True),
