@@ -424,13 +424,16 @@ class SideBySide:
                 results = self._computed(side, registers, step)
             elif (twin := self._other_half(acts, step, operands, guard)) is not None:
                 # Under one of two opposite guards the same is loaded: by one load, under what they have in common.
-                halves, operands = (guard, acts[twin].guard), acts[twin].operands
-                guard = self.nodes.both(sorted(self._parts(halves[0]) & self._parts(halves[1])))
-                acts[twin] = Act(_READ_ONLY_LOAD.sub("", step.opcode), operands, guard, step.sources, operands)
+                half, held = acts[twin].guard, acts[twin].operands
+                both = self.nodes.both(sorted(self._parts(guard) & self._parts(half)))
+                acts[twin] = Act(_READ_ONLY_LOAD.sub("", step.opcode), held, both, step.sources, held)
                 results = self._given_by(number, twin, side, step)
-                for register, node in zip(step.results, results, strict=True):
-                    if register and node is not None and register in registers:
-                        registers[register] = self._without(registers[register], halves, node)
+                given = [(each, node) for each, node in zip(step.results, results, strict=True) if node is not None]
+                others = {register: self._otherwise(registers.get(register), half, node) for register, node in given}
+                if None not in others.values():
+                    # The other load gave the same to the same registers: so now they have it under either guard.
+                    registers |= {register: other for register, other in others.items() if other is not None}
+                    guard = both
             else:
                 results = self._given_by(number, len(acts), side, step)
                 acts.append(Act(step.opcode, operands, guard, step.sources, anywhere))
@@ -483,17 +486,14 @@ class SideBySide:
         shape = self.nodes.shapes[guard]
         return set(shape[2:]) if shape[:2] == ("op", "and.pred") else {guard}
 
-    def _without(self, held: Node, halves: Sequence[Node], node: Node) -> Node:
-        """What a register has where no load of two opposite halves gives it a node."""
-        for guard in halves:
-            positive = self.nodes.shapes[guard][0] != "not"
-            choice = ("sel", guard, node) if positive else ("sel", self.nodes.negated(guard))
-            shape = self.nodes.shapes[held]
-            if positive and shape[:3] == choice:
-                return int(shape[3])
-            if not positive and shape[:2] == choice and shape[3] == node:
-                return int(shape[2])
-        return held
+    def _otherwise(self, held: Node | None, guard: Node, node: Node) -> Node | None:
+        """What a register has where a guard does not hold, if it has a node where it does; None if it has another."""
+        shape = ("",) if held is None else self.nodes.shapes[held]
+        if shape[:3] == ("sel", guard, node):
+            return int(shape[3])
+        if shape[0] == "sel" and shape[1] == self.nodes.negated(guard) and shape[3] == node:
+            return int(shape[2])
+        return None
 
     def _predicate(self, side: int, registers: Registers, register: str, truth: bool) -> Node:
         node = registers.get(register)
