@@ -143,7 +143,7 @@ def test_what_lanes_outside_have_stays_among_them(end: str, first: str, store: s
 def test_a_number_that_a_branch_has_taken_out(leave: str, proven: bool) -> None:
     body = (
         "ld.global.u32 %r1, [%rd4]; and.b32 %r3, %r1, 255; sub.s32 %r2, %r3, 1",
-        f"{leave}; @%p1 bra LEFT; WIDE %rd6, %r2; shr.u64 %rd7, %rd6, 32; cvt.u32.u64 %r4, %rd7",
+        f"{leave}; @%p1 bra LEFT; WIDE %rd6, %r2; shr.u64 %rd7, %rd6, 4; cvt.u32.u64 %r4, %rd7",
         "add.s32 %r4, %r4, 9; st.global.u32 [%rd5], %r4; LEFT:; bar.sync 0",
     )
     one, other = (lines(*(each.replace("WIDE", wide) for each in body)) for wide in ("cvt.s64.s32", "cvt.u64.u32"))
