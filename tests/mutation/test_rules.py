@@ -73,12 +73,12 @@ def test_a_store_between_two_loads_of_one_place_is_seen() -> None:
     assert not same(text, other)
 
 
-@pytest.mark.parametrize(("store", "proven"), [("st.global.u16", True), ("st.global.u8", True), ("st.global.u32", False)])
+@pytest.mark.parametrize(
+    ("store", "proven"), [("st.global.u16", True), ("st.global.u8", True), ("st.global.u32", False)]
+)
 def test_of_a_narrow_store_the_lowest_bits_count(store: str, proven: bool) -> None:
     body = "ld.global.u32 %r1, [%rd4]; cvt.rn.bf16x2.f32 %r3, UPPER, %r1"
-    one, other = (
-        lines(body.replace("UPPER", upper), f"{store} [%rd5], %r3") for upper in ("0f00000000", "0f3F800000")
-    )
+    one, other = (lines(body.replace("UPPER", upper), f"{store} [%rd5], %r3") for upper in ("0f00000000", "0f3F800000"))
     assert (result(one, 5) == result(other, 5)) is proven
     assert same(one, other) is proven
 
@@ -124,7 +124,7 @@ def grouped(outside: str, end: str, first: str, store: str) -> str:
     ],
 )
 def test_what_lanes_outside_have_stays_among_them(end: str, first: str, store: str, proven: bool) -> None:
-    one, other = (grouped(outside, end, first, store) for outside in ("0", "65536 + 9".split(" + ")[1]))
+    one, other = (grouped(outside, end, first, store) for outside in ("0", "9"))
     assert same(one, other) is proven
     assert same_kernel(one, one) is not None
 
@@ -204,6 +204,8 @@ def test_what_an_exchange_gives_is_within_what_lanes_offer(made: str, gives: str
 def test_a_word_that_is_made_longer_and_cut_again_is_the_word(wide: str, cut: str, proven: bool) -> None:
     narrow = "cvt.u16.u64 %rs1, %rd6" if cut.endswith("u16") else "mov.u32 %r9, 0"
     source = "%rs1" if cut.endswith("u16") else "%rd6"
-    one = lines("ld.global.u32 %r1, [%rd4]", f"{wide} %rd6, %r1", narrow, f"{cut} %r3, {source}", "st.global.u32 [%rd5], %r3")
+    one = lines(
+        "ld.global.u32 %r1, [%rd4]", f"{wide} %rd6, %r1", narrow, f"{cut} %r3, {source}", "st.global.u32 [%rd5], %r3"
+    )
     other = lines("ld.global.u32 %r1, [%rd4]", "st.global.u32 [%rd5], %r1")
     assert same(one, other) is proven

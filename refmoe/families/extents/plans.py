@@ -289,12 +289,11 @@ def _check_options() -> None:
     module = _module("moe.deepseek")
     sound = {"rules": module.DeepSeekRules(), "logits": "f32", "layout": "k_major", "scale": 1.0}
     for name in ("logits", "layout"):
+        refused = "nothing"
         try:
             module.DeepSeekOptions(**{**sound, name: "fp8"})
         except ArgumentError as error:
             refused = error.argument
-        else:
-            refused = None
         if refused != name:
             raise RefmoeError(f"options with {name}='fp8' are refused for {refused}; they have to be for {name}")
 

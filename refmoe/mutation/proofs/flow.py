@@ -459,7 +459,9 @@ class SideBySide:
             for result, width in enumerate(widths)
         ]
 
-    def _other_half(self, acts: Sequence[Act], step: GuardedStep, operands: tuple[Node, ...], guard: Node) -> int | None:
+    def _other_half(
+        self, acts: Sequence[Act], step: GuardedStep, operands: tuple[Node, ...], guard: Node
+    ) -> int | None:
         """The place of a load of the same under the opposite guard, behind which there are plain loads alone.
 
         What an entry reads by way of the read-only cache is written by nobody as long as it runs. So any other load
