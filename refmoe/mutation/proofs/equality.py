@@ -291,7 +291,7 @@ class EqualEntries:
         return found
 
     def _still(self, predicate: Node, number: int) -> bool:
-        """Whether a predicate is what it was at the end of each path that leads to one: it is of paths in front of it."""
+        """Whether a predicate is what it was at the end of each path that leads to one: all of it was made before."""
         seen, waiting = set[Node](), [predicate]
         while waiting:
             each = waiting.pop()

@@ -1,7 +1,7 @@
 """Whether a mutant of host code is the same program.
 
-There are two rules. Of equal integers `min` and `max` give the first, which is as good as any other. So their order is of
-no account where every argument is an integer for sure, and computing one does nothing else. Of sequences that are
+There are two rules. Of equal integers `min` and `max` give the first, which is as good as any other. So their order is
+of no account where every argument is an integer for sure, and computing one does nothing else. Of sequences that are
 equally long for sure `zip` leaves nothing over, whether it is strict or not.
 """
 
