@@ -107,7 +107,8 @@ def test_a_bound_is_used_and_only_of_its_entry(monkeypatch: pytest.MonkeyPatch) 
 def test_every_bound_is_of_entries_that_there_are() -> None:
     from refmoe.mutation.reach import ROOT
 
-    sources = "\n".join(path.read_text() for path in (ROOT / "cuda").rglob("*.py"))
+    found = [path for pattern in ("*.py", "*.cu") for path in (ROOT / "cuda").rglob(pattern)]
+    sources = "\n".join(path.read_text() for path in found)
     for start in BOUNDS:
         assert re.sub(r"_(bf16|fp16|f32)(_floor|_rceil)?_?$|_$", "", start) in sources, start
 

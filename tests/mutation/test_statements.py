@@ -55,3 +55,36 @@ def test_a_name_of_another_meaning_is_told_apart() -> None:
     assert same_module(module.replace("CALL", "max(rows, 1)"), module.replace("CALL", "max(1, rows)")) is None
     module = MODULE.replace("    other = scale", "    LEAST = scale")
     assert same_module(module.replace("CALL", "min(rows, LEAST)"), module.replace("CALL", "min(LEAST, rows)")) is None
+
+
+ZIP = """SIZES = (1, 2)
+
+
+def plan(rows: int, tokens: int, others):
+    codes = [each + 1 for each in (rows, tokens)]
+    scales = [each + 2 for each in (rows, tokens)]
+    CHANGED
+    return [each for each in zip(FIRST, codes, scales, strict=True)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "changed", "proven"),
+    [
+        ("(rows, tokens)", "pass", True),
+        ("(rows, tokens)", "rows = codes[0]", True),
+        ("(rows, tokens, 1)", "pass", False),
+        ("others", "pass", False),
+        ("(rows, *others)", "pass", False),
+        ("(rows, tokens)", "codes.append(1)", False),
+        ("(rows, tokens)", "others.extend(codes)", False),  # handed on to what may keep it
+        ("(rows, tokens)", "codes = others", False),
+        ("(rows, tokens)", "scales += others", False),
+        ("(rows, tokens)", "zip = others", False),
+        ("[each for each in (rows, tokens) if each]", "pass", False),
+    ],
+)
+def test_a_zip_of_sequences_of_one_length_leaves_nothing_over(first: str, changed: str, proven: bool) -> None:
+    text = ZIP.replace("FIRST", first).replace("CHANGED", changed)
+    assert (same_module(text, text.replace("strict=True", "strict=False")) is not None) is proven
+    assert same_module(text, text.replace("each + 2", "each + 3")) is None

@@ -255,6 +255,8 @@ def check_plans(family: str, host: tuple[str, ...]) -> None:
         _check_choice()
     if family in ("sm12x_gemm", "sm12x_nvfp4_gemm"):
         _check_words()
+    if family == "deepseek_moe":
+        _check_options()
 
 
 def _beside(module: str, host: str) -> bool:
@@ -280,6 +282,20 @@ def _check_choice() -> None:
     for tokens, width in _NVFP4_CHOICES.items():
         if (found := module.choose_tile(tokens, "sm_120a").n) != width:
             raise RefmoeError(f"the tile of {tokens} tokens has width {found}; it has to be {width}")
+
+
+def _check_options() -> None:
+    """Options of a layer that a caller makes by himself: a word that is none of them is refused by its name."""
+    module = _module("moe.deepseek")
+    sound = {"rules": module.DeepSeekRules(), "logits": "f32", "layout": "k_major", "scale": 1.0}
+    for name in ("logits", "layout"):
+        refused = "nothing"
+        try:
+            module.DeepSeekOptions(**{**sound, name: "fp8"})
+        except ArgumentError as error:
+            refused = error.argument
+        if refused != name:
+            raise RefmoeError(f"options with {name}='fp8' are refused for {refused}; they have to be for {name}")
 
 
 def _check_words() -> None:

@@ -22,6 +22,8 @@ _ROWS = INT32_MAX - MAX_GRID
 _PIECES = 1 << 28
 #: Numbers of rows, as 64-bit integers.
 _OFFSETS = (64, 0, INT32_MAX)
+#: Rows of choices, as 32-bit integers.
+_PLACES = (32, -1, INT32_MAX)
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,15 @@ BOUNDS: Mapping[str, HostBounds] = MappingProxyType(
         # K of a product has at most 2^31 - 1 bytes of scale atoms, 512 for each 128 or 64 elements.
         "refmoe_sm12x_gemm_": HostBounds({10: 1 << 29, 12: 16}, least={12: 2}),
         "refmoe_sm12x_nvfp4_gemm_": HostBounds({10: 1 << 28, 12: 16}, least={12: 2}),
+        # K of a product is a positive multiple of 128.
+        "refmoe_deepseek_gemm_wgmma_": HostBounds({}, least={11: 128}, multiples={11: 128}),
         "refmoe_finalize_bf16_": HostBounds({6: _ROWS}),
         "refmoe_finalize_f32_": HostBounds({6: _ROWS}),
         "refmoe_deepseek_expand_": HostBounds({6: _ROWS, 7: 32, 8: _PIECES}, MAX_GRID, multiples={8: 8}, apart=True),
         "refmoe_deepseek_activation_": HostBounds({8: _PIECES}, multiples={8: 8}, apart=True),
         "refmoe_q8_1_quantize_": HostBounds({}, multiples={4: 8}, apart=True),
-        "refmoe_finalize_q8_1_": HostBounds({}, multiples={11: 8}, apart=True),
+        # Quads of a row; and rows of choices, -1 of those of other ranks.
+        "refmoe_finalize_q8_1_": HostBounds({11: (1 << 29) - 8}, multiples={11: 8}, holds={1: _PLACES}, apart=True),
         "refmoe_swiglu_q8_1_": HostBounds({}, multiples={10: 8}, holds={1: _OFFSETS}, apart=True),
         "refmoe_swiglu_": HostBounds({}, holds={1: _OFFSETS}, apart=True),
         "refmoe_deepseek_finalize_": HostBounds({5: _ROWS, 6: 32}, MAX_GRID),

@@ -12,10 +12,10 @@ from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
 from refmoe.mutation.proofs.functions import CalledModule
 from refmoe.mutation.proofs.lanes import LaneGroups
 from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
-from refmoe.mutation.proofs.program import EntryCode, NoProof
+from refmoe.mutation.proofs.program import WARP, EntryCode, NoProof
 from refmoe.mutation.proofs.ranges import Ranges
 from refmoe.mutation.proofs.trials import always_equal
-from refmoe.mutation.proofs.values import EITHER, TRUE
+from refmoe.mutation.proofs.values import EITHER, FALSE, TRUE
 
 #: What tells the assembler how to use registers, and nothing of what is computed.
 _HINTS = re.compile(r"^\.(?:minnctapersm|maxnctapersm|pragma)\b[^\n]*\n", re.MULTILINE)
@@ -26,7 +26,12 @@ _LOCAL = re.compile(r"^\s*(\.local\b[^\n]*)\[(\d+)\];\n", re.MULTILINE)
 _NUMBER_LOAD = re.compile(r"ld\.global(?:\.nc)?\.[us]64$")
 #: Pairs of expressions of a proof that are tried on all values: each is compiled.
 _TRIALS = 24
+#: What goes to memory of a register that may have more bits.
+_NARROW_STORE = re.compile(r"st\.(?:global|shared)\.[usb](8|16)$")
 _EARLY = "griddepcontrol.launch_dependents"
+
+
+_Asked = tuple[Node, Node, Node | None]
 
 
 @dataclass
@@ -42,9 +47,13 @@ class EqualEntries:
     side: SideBySide
     ranges: Ranges
     tried: int = 0
-    _known: dict[tuple[Node, Node], bool] = field(default_factory=dict)
-    _assumed: set[tuple[Node, Node]] = field(default_factory=set)
-    _trail: list[tuple[Node, Node]] = field(default_factory=list)
+    _known: dict[_Asked, bool] = field(default_factory=dict)
+    _assumed: set[_Asked] = field(default_factory=set)
+    _trail: list[_Asked] = field(default_factory=list)
+    _given: Node | None = None  # a predicate that holds where nodes are compared
+    _partly: dict[Node, Node] = field(default_factory=dict)  # what exchanges give, and where it is the same in both
+    _sound: dict[tuple[Node, frozenset[Node]], bool] = field(default_factory=dict)
+    _facts: dict[int, list[Node]] = field(default_factory=dict)
     _trials: int = _TRIALS
 
     @cached_property
@@ -58,7 +67,17 @@ class EqualEntries:
 
     def holds(self) -> bool:
         """Whether both entries are the same kernel."""
-        return all(self._same_acts(number) for number in sorted(self._reached()))
+        reached = sorted(self._reached())
+        while True:
+            before = len(self._partly)
+            if not all(self._same_acts(number) for number in reached):
+                return False
+            if len(self._partly) == before:
+                return True
+            # What was found while more was taken for the same is asked again.
+            self._known.clear()
+            self._sound.clear()
+            self._trail.clear()
 
     def _reached(self) -> set[int]:
         """The pairs of paths that something leads to: a branch whose predicate never changes has one way."""
@@ -80,27 +99,30 @@ class EqualEntries:
 
     def _same_acts(self, number: int) -> bool:
         ones, others = self.side.acts[number]
-        if len(ones) != len(others) or not self._same_branch(*self.side.branches[number]):
+        if len(ones) != len(others) or not self._same_branch(number, *self.side.branches[number]):
             return False
         return all(self._same_act(number, one, other) for one, other in zip(ones, others, strict=True))
 
-    def _same_branch(self, one: Node | None, other: Node | None) -> bool:
-        if one == other or one is None or other is None:
+    def _same_branch(self, number: int, one: Node | None, other: Node | None) -> bool:
+        if one is None or other is None:
             return one == other
         truths = self.ranges.truth(one), self.ranges.truth(other)
-        return truths[0] == truths[1] != EITHER or self.equal(one, other)
+        return truths[0] == truths[1] != EITHER or self.equal_there(number, one, other)
 
     def _same_act(self, number: int, one: Act, other: Act) -> bool:
         if len(one.operands) != len(other.operands):
             return False
         if one.opcode != other.opcode:
-            return self._same_read(one, other) or self._lanes.same_exchange(one, other, self.equal)
-        pairs = zip(one.operands, other.operands, strict=True)
-        if all(self.equal(*pair) for pair in pairs) and self.equal(one.guard, other.guard):
-            return True
+            exchange = not self._partly and self._lanes.same_exchange(one, other, self.equal)
+            return exchange or self._same_read(one, other)
+        if self.equal_there(number, one.guard, other.guard):
+            pairs = zip(self._taken(one), self._taken(other), strict=True)
+            if all(self.equal_there(number, *pair, one.guard) for pair in pairs):
+                return True
         if one.opcode.startswith("shfl."):
-            return self._lanes.same_exchange(one, other, self.equal)
-        return self._lanes.same_stores(number, one, other, self.equal)
+            same = not self._partly and self._lanes.same_exchange(one, other, self.equal)
+            return same or self._same_within_groups(number, one, other)
+        return not self._partly and self._lanes.same_stores(number, one, other, self.equal)
 
     def _same_read(self, one: Act, other: Act) -> bool:
         """Whether both load one number, of which the other one reads the lower half: the upper one is 0."""
@@ -111,19 +133,110 @@ class EqualEntries:
         held = self.ranges.loaded(one)
         return held is not None and held.low >= 0 and held.high < 1 << 32
 
+    def _taken(self, act: Act) -> list[Node]:
+        """The operands of an act; of a number that is stored, its lowest bits, as many as go to memory."""
+        match = _NARROW_STORE.match(act.opcode)
+        bits = int(match[1]) if match else 0
+        return [self._lowest(each, bits) if bits and place else each for place, each in enumerate(act.operands)]
+
+    def _lowest(self, node: Node, bits: int) -> Node:
+        """A node that has the same lowest bits."""
+        nodes, shape = self.nodes, self.nodes.shapes[node]
+        while shape[0] == "pair" and nodes.widths[shape[2]] >= bits:
+            node, shape = shape[2], nodes.shapes[shape[2]]
+        return node
+
+    def _same_within_groups(self, number: int, one: Act, other: Act) -> bool:
+        """Whether an exchange gives the same in both entries where some predicate holds; then it is kept that it does.
+
+        The predicate holds in both lanes of each exchange or in neither, and where it holds both offer the same.
+        """
+        if not self._lanes.gathers(one) or not self._lanes.gathers(other) or one.opcode != "shfl.sync.bfly.b32":
+            return False
+        if one.opcode != other.opcode or not all(map(self.equal, one.operands[1:], other.operands[1:])):
+            return False
+        step, clamp = (self.nodes.word(each) for each in one.operands[1:3])
+        if step is None or not 0 < step < WARP or clamp != WARP - 1:
+            return False
+        place = next(at for at, each in enumerate(self.side.acts[number][0]) if each is one)
+        result = self.nodes.known.get(("atom", "act", number, place, 0, 32))
+        for predicate in sorted(self._chosen_by(one.operands[0]) & self._chosen_by(other.operands[0])):
+            for each in (predicate, self.nodes.negated(predicate)):
+                if self._lanes.apart(each, 1 << (step.bit_length() - 1)) or step & (step - 1):
+                    continue
+                if self.equal(each, each) and self.equal_under(each, one.operands[0], other.operands[0]):
+                    if result is not None:
+                        self._partly[result] = each
+                    return True
+        return False
+
+    def _chosen_by(self, node: Node) -> set[Node]:
+        """The predicates by which an expression, or one that it is made of, is one of two."""
+        found, seen, waiting = set[Node](), set[Node](), [node]
+        while waiting:
+            each = waiting.pop()
+            if each not in seen:
+                seen.add(each)
+                waiting += self.nodes.arguments(each)
+                if self.nodes.shapes[each][0] == "sel":
+                    found.add(self.nodes.shapes[each][1])
+        return found | set(self._partly.values())
+
+    def _sure(self, node: Node, holds: frozenset[Node]) -> bool:
+        """Whether one node has one value in both entries, where some predicates hold.
+
+        What an exchange gives may be the same under a predicate alone. That was of another time behind a meeting.
+        """
+        if not self._partly:
+            return True
+        key = (node, holds)
+        if key not in self._sound:
+            self._sound[key] = True  # of what comes back to itself
+            if not self._sure_below(node, holds):
+                # What was found while this was taken for granted is asked again.
+                names = list(self._sound)
+                for each in names[names.index(key) :]:
+                    if self._sound[each]:
+                        del self._sound[each]
+                self._sound[key] = False
+        return self._sound[key]
+
+    def _sure_below(self, node: Node, holds: frozenset[Node]) -> bool:
+        nodes, shape = self.nodes, self.nodes.shapes[node]
+        if node in self._partly:
+            return self._partly[node] in holds
+        if node in self.side.meets:
+            still = frozenset(each for each in holds if self._still(each, shape[2]))
+            return all(self._sure(each, still) for each in self.side.meets[node])
+        if shape[0] == "sel":
+            ways = ((shape[2], shape[1]), (shape[3], nodes.negated(shape[1])))
+            arms = all(self._sure(arm, holds | self._conjuncts(way)) for arm, way in ways)
+            return arms and self._sure(shape[1], holds)
+        return all(self._sure(each, holds) for each in nodes.arguments(node))
+
+    def _conjuncts(self, predicate: Node | None) -> frozenset[Node]:
+        if predicate is None:
+            return frozenset()
+        shape = self.nodes.shapes[predicate]
+        return frozenset(shape[2:] if shape[:2] == ("op", "and.pred") else (predicate,))
+
+    def _both_sure(self, *each: Node) -> bool:
+        return all(self._sure(node, self._conjuncts(self._given)) for node in each)
+
     # --- values -------------------------------------------------------------------------------------------------
 
     def equal(self, one: Node, other: Node) -> bool:
         """Whether two nodes always have one value."""
+        one, other = self._chosen(one), self._chosen(other)
         if one == other:
-            return True
+            return self._both_sure(one)
         if self.nodes.widths[one] == self.nodes.widths[other] > 1:
             words = [self.ranges.of(each).constant for each in (one, other)]
             if words[0] == words[1] is not None:
                 return True
         if (less := (self._plainer(one), self._plainer(other))) != (one, other):
             return self.equal(*less)
-        key = (one, other)
+        key = (one, other, self._given)
         if key in self._assumed:
             # Only where paths meet does an expression come back to itself: it is equal if it was a round ago.
             return True
@@ -140,6 +253,90 @@ class EqualEntries:
             if found:
                 self._trail.append(key)
         return self._known[key]
+
+    def equal_there(self, number: int, one: Node, other: Node, guard: Node | None = None) -> bool:
+        """Whether two nodes have one value on a path, where a guard holds."""
+        where = self.nodes.both([*self.facts(number), *([] if guard is None else [guard])])
+        return self.equal(one, other) or self.equal_under(where, one, other)
+
+    def facts(self, number: int) -> list[Node]:
+        """Predicates that hold on a path: of branches that have led there, or to a path in front of it."""
+        if number not in self._facts:
+            found = []
+            for each in sorted(self._in_front[number]):
+                befores = self.side.before[each]
+                path = self.side.sides[0].held[self.side.pairs[each][0]] if each else None
+                if path is None or len(befores) != 1:
+                    continue
+                onward = self.side.sides[0].held[self.side.pairs[befores[0]][0]].onward
+                one, other = self.side.branches[befores[0]]
+                if one is not None and one == other and onward[0] != onward[-1]:
+                    found.append(one if onward[0] == self.side.pairs[each][0] else self.nodes.negated(one))
+            self._facts[number] = found
+        return self._facts[number]
+
+    @cached_property
+    def _in_front(self) -> list[set[int]]:
+        """By path, those that every way to it goes over, itself included."""
+        everything = set(range(len(self.side.pairs)))
+        found = [{0}, *(set(everything) for _ in everything - {0})]
+        changed = True
+        while changed:
+            changed = False
+            for number in sorted(everything - {0}):
+                ways = [found[each] for each in self.side.before[number]]
+                now = set.intersection(*ways) | {number} if ways else {number}
+                if now != found[number]:
+                    found[number], changed = now, True
+        return found
+
+    def _still(self, predicate: Node, number: int) -> bool:
+        """Whether a predicate is what it was at the end of each path that leads to one: all of it was made before."""
+        seen, waiting = set[Node](), [predicate]
+        while waiting:
+            each = waiting.pop()
+            if each in seen:
+                continue
+            seen.add(each)
+            shape = self.nodes.shapes[each]
+            if shape[:2] in (("atom", "act"), ("atom", "meet")):
+                if shape[2] == number or shape[2] not in self._in_front[number]:
+                    return False
+            elif shape[0] == "atom" and shape[1] not in ("parameter", "steady", "name"):
+                return False
+            waiting += self.nodes.arguments(each)
+        return True
+
+    def equal_under(self, predicate: Node, one: Node, other: Node) -> bool:
+        """Whether two nodes have one value wherever a predicate holds."""
+        if self._given is not None or self.nodes.word(predicate) == 1:
+            return False
+        if self.nodes.word(predicate) == 0:
+            return True  # it never holds
+        self._given = predicate
+        found = self.equal(self.nodes.given(one, predicate), self.nodes.given(other, predicate))
+        self._given = None
+        return found
+
+    def _equal_also(self, predicate: Node, one: Node, other: Node) -> bool:
+        """Whether two nodes have one value where one predicate more holds."""
+        before = self._given
+        self._given = self.nodes.both([predicate, *([] if before is None else [before])])
+        found = self.nodes.word(self._given) == 0 or self.equal(one, other)
+        self._given = before
+        return found
+
+    def _chosen(self, node: Node) -> Node:
+        """The one of two values that a node has where it is known which."""
+        held = self._conjuncts(self._given)
+        while (shape := self.nodes.shapes[node])[0] == "sel" and held:
+            if shape[1] in held:
+                node = shape[2]
+            elif self.nodes.negated(shape[1]) in held:
+                node = shape[3]
+            else:
+                break
+        return node
 
     def _plainer(self, node: Node) -> Node:
         """A sum without the terms that have one value; a wide product as one of words that are as wide."""
@@ -163,7 +360,7 @@ class EqualEntries:
         del self._trail[mark:]
 
     def _tried(self, one: Node, other: Node) -> bool:
-        if self.nodes.widths[one] != self.nodes.widths[other] or self._trials == 0:
+        if self.nodes.widths[one] != self.nodes.widths[other] or self._trials == 0 or not self._both_sure(one, other):
             return False
         self._trials -= 1
         found = always_equal(self.nodes, one, other)
@@ -185,12 +382,16 @@ class EqualEntries:
         mine, its = self.nodes.arguments(one), self.nodes.arguments(other)
         if kind == "op" and shapes[0][1] == shapes[1][1] == "and.pred":
             held = [{each for each in nodes if self.ranges.truth(each) != TRUE} for nodes in (mine, its)]
-            return self._matched(held[0] - held[1], held[1] - held[0])
+            alike = self._both_sure(*(held[0] & held[1]))
+            return alike and self._matched(held[0] - held[1], held[1] - held[0])
         heads = [shape[: len(shape) - len(mine)] for shape in shapes]
         if len(mine) != len(its):
             return False
         if heads[0] != heads[1] and not (kind == "op" and self._without_sign(one) == self._without_sign(other)):
             return False
+        if kind == "sel" and mine[0] == its[0] and self._both_sure(mine[0]):
+            ways = mine[0], self.nodes.negated(mine[0])
+            return all(self._equal_also(*each) for each in zip(ways, mine[1:], its[1:], strict=True))
         opcode = str(shapes[0][1])
         if kind == "op" and opcode.partition(".")[0] in EITHER_WAY and not opcode.endswith(".f64"):
             return self._in_any_order(mine, its)
@@ -203,13 +404,13 @@ class EqualEntries:
         if not (kind := re.fullmatch(r"s(8|16|32|64)", parts[-1])):
             return opcode
         width = int(kind[1])
-        compares = parts[0] == "setp" and all(self.ranges.never_negative(each, width) for each in sources)
+        compares = parts[0] == "setp" and all(self.ranges.never_negative(each, width, self._given) for each in sources)
         if compares or self._same_without(parts, width, sources):
             parts[-1] = f"u{width}"
         return ".".join(parts)
 
     def _same_without(self, parts: list[str], width: int, sources: tuple[Node, ...]) -> bool:
-        never = [self.ranges.never_negative(each, width) for each in sources]
+        never = [self.ranges.never_negative(each, width, self._given) for each in sources]
         if parts[0] in ("min", "max", "div", "rem") and len(parts) == 2:
             return all(never)
         if parts[0] == "shr" or (parts[0] == "cvt" and len(parts) == 3):
@@ -228,7 +429,7 @@ class EqualEntries:
     def _terms(self, mine: Any, its: Any) -> bool:
         left, right = Counter(mine), Counter(its)
         ones, others = list((left - right).elements()), list((right - left).elements())
-        if len(ones) != len(others):
+        if len(ones) != len(others) or not self._both_sure(*(node for node, _ in left & right)):
             return False
         for node, factor in ones:
             same = next((each for each in others if each[1] == factor and self.equal(node, each[0])), None)
@@ -252,7 +453,15 @@ class EqualEntries:
         mine, its = self.side.meets.get(one), self.side.meets.get(other)
         if mine is None or its is None or self.nodes.shapes[one][2] != self.nodes.shapes[other][2]:
             return False
-        return all(self.equal(*pair) for pair in zip(mine, its, strict=True))
+        # What holds now held on the paths that meet if it is made of what was there before.
+        given = self._given
+        held = [each for each in self._conjuncts(given) if self._still(each, self.nodes.shapes[one][2])]
+        self._given = self.nodes.both(held) if held else None
+        # Nobody comes by a branch that is never taken.
+        came = [way is None or self.ranges.truth(way) != FALSE for way in self.side.ways[one]]
+        found = all(self.equal(*pair) for *pair, taken in zip(mine, its, came, strict=True) if taken)
+        self._given = given
+        return found
 
 
 def same_kernel(sound: str, other: str) -> str | None:

@@ -37,6 +37,9 @@ _FLOAT = re.compile(r"0[fFdD]([0-9A-Fa-f]{8}|[0-9A-Fa-f]{16})$")
 _ADDRESS = re.compile(r"\[\s*([%$\w]+)\s*(?:\+\s*(-?\w+)\s*)?\]$")
 #: Where a load's bytes stay, which no value depends on.
 _HINT = re.compile(r"\.L[12]::\w+")
+#: Loads that order nothing, so that it is of no account which of two comes first.
+_PLAIN_LOAD = re.compile(r"ld\.(?:global|shared|const)(?:\.nc)?(?:\.v[24])?\.[usfb](?:8|16|32|64)$")
+_READ_ONLY_LOAD = re.compile(r"\.nc(?=\.)")
 _REGISTER = re.compile(r"%\w+")
 _PARTED = re.compile(r"[{}|]")
 #: Rounds after which values that still change prove nothing.
@@ -256,7 +259,9 @@ class SideBySide:
     ways: dict[Node, tuple[Node | None, ...]] = field(default_factory=dict)
     before: dict[int, list[int]] = field(default_factory=dict)
     _ends: dict[tuple[int, int], Registers] = field(default_factory=dict)
-    _turned: dict[int, bool] = field(default_factory=dict)
+    _entries: dict[tuple[int, int, str], Node] = field(default_factory=dict)
+    _steady: set[tuple[int, int, str]] = field(default_factory=set)
+    _restless: bool = False  # a register that is taken to be the same on all paths is not
 
     def solve(self) -> None:
         """Walk both entries until no value changes any more.
@@ -265,9 +270,46 @@ class SideBySide:
             NoProof: their paths do not correspond, or there are too many rounds.
         """
         self._correspond()
+        self._settle()
+        # What only comes back to itself where paths meet is what it was at first.
+        self._steady = self._coming_back()
+        if not self._steady:
+            return
+        try:
+            self._settle()
+        except NoProof:
+            self._restless = True
+        if self._restless:
+            self._steady = set()
+            self._settle()
+
+    def _coming_back(self) -> set[tuple[int, int, str]]:
+        """By side, path and register, what is one value on all paths that meet, or itself."""
+        first: dict[Node, Node] = {}
+
+        def of(node: Node) -> Node:
+            while node in first:
+                node = first[node]
+            return node
+
+        changed = True
+        while changed:
+            changed = False
+            for node, ways in self.meets.items():
+                if node not in first and len(others := {of(each) for each in ways} - {node}) == 1:
+                    first[node], changed = others.pop(), True
+        return {place for place, node in self._entries.items() if node in first}
+
+    def _settle(self) -> None:
+        """Walk both entries until no value changes any more.
+
+        Raises:
+            NoProof: there are too many rounds.
+        """
         before: dict[tuple[int, int], Registers] = {}
         for _ in range(_ROUNDS):
             self._ends, last = {}, self._ends
+            self._entries, self._restless = {}, False
             met: dict[tuple[int, tuple[Node | None, ...]], Node] = {}
             self.meets, self.ways = {}, {}
             for number in range(len(self.pairs)):
@@ -333,6 +375,9 @@ class SideBySide:
             if number == 0:
                 found.append(self._nothing(side, register))
             known = {node for node in found if node is not None}
+            if (side, number, register) in self._steady and known:
+                self._restless |= len(known) > 1
+                known = {next(node for node in found if node is not None)}
             if len(known) == 1:
                 made[register] = known.pop()
             elif known:
@@ -340,7 +385,7 @@ class SideBySide:
                 if key not in met:
                     bits = self._width(side, register)
                     met[key] = self.nodes.of(("atom", "meet", number, side, register), bits)
-                made[register] = met[key]
+                made[register] = self._entries[side, number, register] = met[key]
                 if None not in found:
                     self.meets[met[key]] = tuple(node for node in found if node is not None)
                     self.ways[met[key]] = (*self._way(number, side), *([None] if number == 0 else []))
@@ -373,20 +418,24 @@ class SideBySide:
             for register, truth in reversed(step.guards):
                 inner = self._predicate(side, registers, register, truth)
                 guard = self.nodes.both([self.nodes.given(inner, guard), guard])
+            anywhere = () if step.pure else tuple(self._operands(side, registers, step))
+            operands = tuple(self.nodes.given(each, guard) for each in anywhere)
             if step.pure:
                 results = self._computed(side, registers, step)
+            elif (twin := self._other_half(acts, step, operands, guard)) is not None:
+                # Under one of two opposite guards the same is loaded: by one load, under what they have in common.
+                half, held = acts[twin].guard, acts[twin].operands
+                both = self.nodes.both(sorted(self._parts(guard) & self._parts(half)))
+                acts[twin] = Act(_READ_ONLY_LOAD.sub("", step.opcode), held, both, step.sources, held)
+                results = self._given_by(number, twin, side, step)
+                given = [(each, node) for each, node in zip(step.results, results, strict=True) if node is not None]
+                others = {register: self._otherwise(registers.get(register), half, node) for register, node in given}
+                if None not in others.values():
+                    # The other load gave the same to the same registers: so now they have it under either guard.
+                    registers |= {register: other for register, other in others.items() if other is not None}
+                    guard = both
             else:
-                anywhere = tuple(self._operands(side, registers, step))
-                operands = tuple(self.nodes.given(each, guard) for each in anywhere)
-                results = [
-                    self.nodes.of(
-                        ("atom", "act", number, len(acts), place, self._width(side, register)),
-                        self._width(side, register),
-                    )
-                    if register
-                    else None
-                    for place, register in enumerate(step.results)
-                ]
+                results = self._given_by(number, len(acts), side, step)
                 acts.append(Act(step.opcode, operands, guard, step.sources, anywhere))
             for register, node in zip(step.results, results, strict=True):
                 if register and node is not None:
@@ -401,6 +450,52 @@ class SideBySide:
             made[side] = self._predicate(side, registers, *path.predicate)
             self.branches[number] = (made[0], made[1])
         return acts
+
+    def _given_by(self, number: int, place: int, side: int, step: GuardedStep) -> list[Node | None]:
+        """The nodes of what an act gives, None for what nobody reads."""
+        widths = [self._width(side, register) if register else 0 for register in step.results]
+        return [
+            self.nodes.of(("atom", "act", number, place, result, width), width) if width else None
+            for result, width in enumerate(widths)
+        ]
+
+    def _other_half(
+        self, acts: Sequence[Act], step: GuardedStep, operands: tuple[Node, ...], guard: Node
+    ) -> int | None:
+        """The place of a load of the same under the opposite guard, behind which there are plain loads alone.
+
+        What an entry reads by way of the read-only cache is written by nobody as long as it runs. So any other load
+        gives the same.
+        """
+        if not _PLAIN_LOAD.match(step.opcode) or self.nodes.word(guard) is not None:
+            return None
+        for place in reversed(range(len(acts))):
+            before = acts[place]
+            if not _PLAIN_LOAD.match(before.opcode):
+                return None
+            same = _READ_ONLY_LOAD.sub("", before.opcode) == _READ_ONLY_LOAD.sub("", step.opcode)
+            if same and before.operands == operands:
+                return place if self._opposite(before.guard, guard) else None
+        return None
+
+    def _opposite(self, one: Node, other: Node) -> bool:
+        """Whether two guards differ in one predicate, which is turned round."""
+        mine, its = self._parts(one), self._parts(other)
+        apart = mine - its, its - mine
+        return len(apart[0]) == len(apart[1]) == 1 and self.nodes.negated(*apart[0]) in apart[1]
+
+    def _parts(self, guard: Node) -> set[Node]:
+        shape = self.nodes.shapes[guard]
+        return set(shape[2:]) if shape[:2] == ("op", "and.pred") else {guard}
+
+    def _otherwise(self, held: Node | None, guard: Node, node: Node) -> Node | None:
+        """What a register has where a guard does not hold, if it has a node where it does; None if it has another."""
+        shape = ("",) if held is None else self.nodes.shapes[held]
+        if shape[:3] == ("sel", guard, node):
+            return int(shape[3])
+        if shape[0] == "sel" and shape[1] == self.nodes.negated(guard) and shape[3] == node:
+            return int(shape[2])
+        return None
 
     def _predicate(self, side: int, registers: Registers, register: str, truth: bool) -> Node:
         node = registers.get(register)

@@ -97,7 +97,7 @@ class LaneGroups:
             equal: tells whether two nodes always have one value.
         """
         modes = [_EXCHANGE.match(each.opcode) for each in (one, other)]
-        if None in modes or not (self._gathers(one) and self._gathers(other)):
+        if None in modes or not (self.gathers(one) and self.gathers(other)):
             return False
         if not equal(one.operands[0], other.operands[0]):
             return False
@@ -122,7 +122,7 @@ class LaneGroups:
     def _branches(self, number: int, act: Act) -> list[Node]:
         """The predicates of branches that may lead to an act from where all lanes of the warp met last."""
         held = self.side.acts[number][0]
-        if any(self._gathers(each) for each in held[: next(at for at, each in enumerate(held) if each is act)]):
+        if any(self.gathers(each) for each in held[: next(at for at, each in enumerate(held) if each is act)]):
             return []
         predicates: list[Node | None] = []
         seen, waiting = set[int](), [number]
@@ -131,14 +131,14 @@ class LaneGroups:
                 if before not in seen:
                     seen.add(before)
                     predicates.append(self.side.branches[before][0])
-                    if not any(self._gathers(each) for each in self.side.acts[before][0]):
+                    if not any(self.gathers(each) for each in self.side.acts[before][0]):
                         waiting.append(before)
         return [each for each in predicates if each is not None]
 
     def _word(self, act: Act, place: int) -> int | None:
         return self.side.nodes.word(act.operands[place])
 
-    def _gathers(self, act: Act) -> bool:
+    def gathers(self, act: Act) -> bool:
         """Whether an act waits for all lanes of a warp, so that each has done it as often as the others."""
         if self.side.nodes.word(act.guard) != 1:
             return False
@@ -232,7 +232,7 @@ class LaneGroups:
             # No other thread writes there meanwhile: the sound entry has no races.
             apart = any(masks) or self._found(act.guard, turn, known) or shape[2] in self._uneven[turn]
             return -1 if apart else 0
-        if not self._gathers(act) or int(str(shape[4])) != 0:
+        if not self.gathers(act) or int(str(shape[4])) != 0:
             return -1
         if act.opcode.startswith("redux.sync."):
             return 0
@@ -258,7 +258,7 @@ class LaneGroups:
         if shape[:2] != ("atom", "act") or shape[4] != 0:
             return 0
         act = self.side.acts[shape[2]][0][shape[3]]
-        if act.opcode != "shfl.sync.bfly.b32" or not self._gathers(act) or self._word(act, -2) != WARP - 1:
+        if act.opcode != "shfl.sync.bfly.b32" or not self.gathers(act) or self._word(act, -2) != WARP - 1:
             return 0
         offered = act.operands[0]
         if mine != offered and (given is None or mine != self.side.nodes.given(offered, given)):

@@ -257,6 +257,10 @@ class Nodes:
             return sources[0]
         if parts[0] == "shr" and words[1] == 0:
             return sources[0]
+        inner = self.shapes[sources[0]]
+        if opcode == "cvt.u32.u64" and inner[0] == "op" and re.fullmatch(r"cvt\.u64\.[us]32", str(inner[1])):
+            # A word that was made longer and is cut again.
+            return int(inner[2]) if self.widths[inner[2]] == bits else self.of(("op", opcode, *sources), bits)
         return self.of(("op", opcode, *sources), bits)
 
     def _logical(self, name: str, sources: Sequence[Node]) -> Node:

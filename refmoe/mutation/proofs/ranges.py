@@ -16,12 +16,14 @@ from refmoe.mutation.proofs import values
 from refmoe.mutation.proofs.bounds import bounds_of
 from refmoe.mutation.proofs.flow import Act, SideBySide
 from refmoe.mutation.proofs.nodes import Node
-from refmoe.mutation.proofs.program import computed
+from refmoe.mutation.proofs.program import WARP, computed
 from refmoe.mutation.proofs.values import KnownWord
 
 #: Rounds in which intervals may grow by themselves, and rounds in all.
 _PATIENCE, _ROUNDS = 3, 60
 _TYPE = re.compile(r"[subf](8|16|32|64)$")
+#: Exchanges whose result is a number that some lane offers, or the sum of what lanes offer.
+_GATHERED = re.compile(r"(?:shfl\.sync\.(?:bfly|idx|down|up)\.b32|redux\.sync\.(min|max|add)\.([su])32)$")
 
 
 @dataclass
@@ -69,9 +71,9 @@ class Ranges:
         """What a node may be; of one that nothing is known of yet, anything."""
         return self._of(node) or values.anything(self.side.nodes.widths[node])
 
-    def never_negative(self, node: Node, bits: int) -> bool:
-        """Whether the lowest bits of a node, read as a signed number, are at least 0."""
-        found = self.of(node)
+    def never_negative(self, node: Node, bits: int, given: Node | None = None) -> bool:
+        """Whether the lowest bits of a node, read as a signed number, are at least 0 where a predicate holds."""
+        found = self._under(node, given) or values.anything(self.side.nodes.widths[node])
         return (found if found.bits == bits else values.resized(found, bits, signed=False)).unsigned
 
     def loaded(self, act: Act) -> KnownWord | None:
@@ -162,12 +164,14 @@ class Ranges:
             return word
         truth = shape[0] != "not"
         shape = shape if truth else nodes.shapes[shape[1]]
-        match = re.match(r"setp\.lt\.([su])(\d+)$", str(shape[1])) if shape[0] == "op" else None
-        if match is None or int(match[2]) != word.bits:
+        match = re.match(r"setp\.(lt|eq)\.([su])(\d+)$", str(shape[1])) if shape[0] == "op" else None
+        if match is None or int(match[3]) != word.bits or node not in shape[2:]:
             return word
+        if match[1] == "eq":
+            return self._beside(word, shape[3] if shape[2] == node else shape[2], truth)
         one, other = shape[2], shape[3]
         low, high = word.low, word.high
-        if match[1] == "u":
+        if match[2] == "u":
             # Below what is not negative, a number read without a sign is not negative either.
             above, most = None, 0
             if truth and one == node:
@@ -184,6 +188,17 @@ class Ranges:
         elif other == node:
             bound = self.of(one)
             low, high = (max(low, bound.low + 1), high) if truth else (low, min(high, bound.high))
+        return values.between(word.bits, low, high, word.zeros, word.ones) if low <= high else word
+
+    def _beside(self, word: KnownWord, other: Node, same: bool) -> KnownWord:
+        """A word that is the same as another one; or another one, which takes it away from an end of an interval."""
+        bound = self.of(other)
+        if same:
+            low, high = max(word.low, bound.low), min(word.high, bound.high)
+        elif bound.low != bound.high:
+            return word
+        else:
+            low, high = word.low + (word.low == bound.low), word.high - (word.high == bound.high)
         return values.between(word.bits, low, high, word.zeros, word.ones) if low <= high else word
 
     def _limits(self) -> list[int]:
@@ -228,7 +243,7 @@ class Ranges:
             return values.joined(words[1], words[2])
         return self._operation(shape, bits, words) if shape[0] == "op" and bits > 1 else values.anything(bits)
 
-    def _atom(self, shape: Sequence[object], bits: int) -> KnownWord:
+    def _atom(self, shape: Sequence[object], bits: int) -> KnownWord | None:
         kind, name = str(shape[1]), str(shape[2])
         whole = shape[2] in ("u32", "s32", "b32") and bits == 32
         if kind == "parameter" and whole and str(shape[3]) in self.numbers:
@@ -237,8 +252,13 @@ class Ranges:
             zeros = known.multiples.get(number, 1) - 1
             return values.between(bits, known.least.get(number, 0), known.most.get(number, INT32_MAX), zeros)
         if kind == "act":
-            act = self.side.acts[int(str(shape[2]))][0][int(str(shape[3]))]
-            held = self.loaded(act) if len(shape) > 4 and shape[4] == 0 else None
+            number, place = int(str(shape[2])), int(str(shape[3]))
+            sides = [acts[place] for acts in self.side.acts[number] if place < len(acts)]
+            if len(shape) < 5 or shape[4] != 0 or len(sides) < 2:
+                return values.anything(bits)
+            if _GATHERED.match(sides[0].opcode):
+                return self._gathered(sides, bits)
+            held = self.loaded(sides[0])
             return held if held is not None and held.bits == bits else values.anything(bits)
         if kind != "steady":
             return values.anything(bits)
@@ -254,6 +274,25 @@ class Ranges:
             most = bounds_of(self.entry).grid
             return values.between(bits, 0, most - 1) if name == "%ctaid.x" else values.between(bits, 1, most)
         return values.anything(bits)
+
+    def _gathered(self, sides: Sequence[Act], bits: int) -> KnownWord | None:
+        """What an exchange gives of what lanes offer, in either entry; None if nothing is known of that yet."""
+        found: KnownWord | None = None
+        for act in sides:
+            offered = self._of(act.operands[0])
+            if offered is None:
+                return None
+            match = _GATHERED.match(act.opcode)
+            if match is None or offered.bits != bits or self.side.nodes.word(act.guard) != 1:
+                return values.anything(bits)
+            if match[1] == "add":
+                # Of a lane at least, and of a warp at most.
+                ends = [times * end for times in (1, WARP) for end in (offered.low, offered.high)]
+                offered = values.between(bits, min(ends), max(ends))
+            elif match[2] == "u" and not offered.unsigned:
+                offered = values.anything(bits)
+            found = offered if found is None else values.joined(found, offered)
+        return found
 
     def _operation(self, shape: Sequence[object], bits: int, words: list[KnownWord]) -> KnownWord:
         opcode = str(shape[1])

@@ -1,7 +1,8 @@
-"""Whether a mutant of host code is the same program: a smallest or a largest integer whose arguments stand otherwise.
+"""Whether a mutant of host code is the same program.
 
-Of equal integers `min` and `max` give the first, which is as good as any other. So their order is of no account where
-every argument is an integer for sure, and computing one does nothing else.
+There are two rules. Of equal integers `min` and `max` give the first, which is as good as any other. So their order is
+of no account where every argument is an integer for sure, and computing one does nothing else. Of sequences that are
+equally long for sure `zip` leaves nothing over, whether it is strict or not.
 """
 
 from __future__ import annotations
@@ -27,10 +28,76 @@ def same_module(sound: str, other: str) -> str | None:
         other: that of the mutant.
     """
     trees = ast.parse(sound), ast.parse(other)
-    found = [_sorted_calls(tree) for tree in trees]
-    if ast.dump(trees[0]) == ast.dump(trees[1]) and any(found):
-        return "the smallest and the largest of some integers do not depend on their order"
+    for count, why in (
+        (_sorted_calls, "the smallest and the largest of some integers do not depend on their order"),
+        (_plain_zips, "sequences that are equally long leave nothing over"),
+    ):
+        found = [count(tree) for tree in trees]
+        if ast.dump(trees[0]) == ast.dump(trees[1]) and any(found):
+            return why
     return None
+
+
+def _plain_zips(tree: ast.Module) -> int:
+    """Take `strict` away from each `zip` of sequences that are equally long; how many there are."""
+    if "zip" in {name for each in ast.walk(tree) for name in _bound(each)}:
+        return 0
+    count = 0
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        lengths = _lengths(function)
+        for call in ast.walk(function):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "zip":
+                continue
+            words = [word for word in call.keywords if word.arg != "strict" or not _is_truth(word.value)]
+            sizes = {_length(each, lengths) for each in call.args}
+            if words or not call.keywords or len(sizes) != 1 or None in sizes:
+                continue
+            call.keywords = []
+            count += 1
+    return count
+
+
+def _is_truth(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) is bool
+
+
+def _lengths(function: ast.FunctionDef) -> dict[str, int]:
+    """Names of a function that are bound once, to a sequence whose length is seen, and are only read afterwards."""
+    names = [name for each in ast.walk(function) if each is not function for name in _bound(each)]
+    found = {}
+    for each in ast.walk(function):
+        target = each.targets[0] if isinstance(each, ast.Assign) and len(each.targets) == 1 else None
+        if isinstance(each, ast.Assign) and isinstance(target, ast.Name) and names.count(target.id) == 1:
+            size = _length(each.value, {})
+            if size is not None and _only_read(function, target.id):
+                found[target.id] = size
+    return found
+
+
+def _length(node: ast.expr, lengths: dict[str, int]) -> int | None:
+    """How long a sequence is; None if that is not seen."""
+    if isinstance(node, ast.Name):
+        return lengths.get(node.id)
+    if isinstance(node, ast.Tuple | ast.List):
+        return None if any(isinstance(each, ast.Starred) for each in node.elts) else len(node.elts)
+    if isinstance(node, ast.ListComp) and len(node.generators) == 1:
+        (each,) = node.generators
+        return None if each.ifs or each.is_async else _length(each.iter, lengths)
+    return None
+
+
+def _only_read(function: ast.FunctionDef, name: str) -> bool:
+    """Whether a sequence is never handed on, but for its elements and to `zip`: so nobody makes it longer."""
+    uses = [each for each in ast.walk(function) if isinstance(each, ast.Name) and each.id == name]
+    read = set()
+    for each in ast.walk(function):
+        if isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Load) and isinstance(each.slice, ast.Constant):
+            read.add(each.value)
+        elif isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id == "zip":
+            read.update(each.args)
+    return all(isinstance(each.ctx, ast.Store) or each in read for each in uses)
 
 
 def _sorted_calls(tree: ast.Module) -> int:
