@@ -25,7 +25,7 @@ from refmoe.ptx.state.memory import Arena, Region, owned_region
 from refmoe.ptx.state.numbers import different
 from refmoe.ptx.state.records import AGENTS, CLUSTER, CTA
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS
-from refmoe.ptx.state.special_registers import Specials, Ticks
+from refmoe.ptx.state.special_registers import SpecialRegisters, Ticks
 from refmoe.ptx.state.tensormap import MapHistory
 from refmoe.ptx.state.textures import Bound
 from refmoe.ptx.text.syntax import Instruction
@@ -229,7 +229,7 @@ class Lanes(ABC):
         self.all_lanes, self.lane_in_warp, self.warp_start, self.lane_cta, self.exist, self.nobody = numbers
         self.alive = self.exist
         self._living = int(self.alive.sum())
-        self.specials = Specials(
+        self.specials = SpecialRegisters(
             launch.grid, launch.block, first_cta, ctas, launch.warps, launch.dynamic_bytes, launch.shared_bytes,
             launch.workspace, launch.reserved_bytes,
         )  # fmt: skip

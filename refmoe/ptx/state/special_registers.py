@@ -101,7 +101,7 @@ class Ticks:
         self._leap = 0
 
 
-class Specials:
+class SpecialRegisters:
     """Predefined registers over the lanes of some CTAs, by name.
 
     Args:
@@ -155,7 +155,7 @@ class Specials:
 
 
 def _indices(grid: Grid, first_cta: int, ctas: int) -> dict[str, Any]:
-    """See `Specials.by_cta`."""
+    """See `SpecialRegisters.by_cta`."""
     found: dict[str, Any] = {}
     clustered = grid.cluster_blocks > 1
     position, rank = np.arange(first_cta, first_cta + ctas), np.zeros(ctas, np.int64)
