@@ -21,7 +21,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from refmoe.ptx.native.mma import WarpMma
-from refmoe.ptx.program.blocks import Block, Program, communicates
+from refmoe.ptx.program.blocks import Block, Program
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.program.pieces import Homes, Piece
 from refmoe.ptx.program.provenance import Bounds
@@ -343,20 +343,18 @@ def _shortens(stem: str, number: Immediate) -> bool:
 def _onward(block: Block) -> Onward:
     """When native code goes on to a block.
 
-    Nobody can tell when lanes run a block that accesses no memory of others and waits for nobody. Of weak accesses only
-    those can tell who race with them, which is found in whatever order they run. But lanes of a warp come together in
-    front of such a block: it would run once for each part of them.
+    Nobody can tell when lanes run a block that accesses no memory of others and waits for nobody. Of accesses, which
+    are weak in native code, only those can tell who race with them, and that is found in whatever order they run. But
+    lanes of a warp come together in front of such a block: it would run once for each part of them.
     """
-    if not block.gathers and not any(map(_accesses, block.instructions)):
-        return Onward.ALWAYS
-    if any(communicates(each) or each.opcode.startswith("bar.") for each in block.instructions):
-        return Onward.NEVER
-    return Onward.TOGETHER if not block.gathers or _meets_all(block.instructions[0]) else Onward.NEVER
+    if block.gathers:
+        return Onward.TOGETHER if _meets_all(block.instructions[0]) else Onward.NEVER
+    return Onward.TOGETHER if any(map(_accesses, block.instructions)) else Onward.ALWAYS
 
 
 def _accesses(instruction: Instruction) -> bool:
     stem, *parts = instruction.opcode.split(".")
-    return stem in ("st", "ldmatrix", "stmatrix", "bar") or (stem == "ld" and parts[0] not in ("param", "const"))
+    return stem in ("st", "ldmatrix", "stmatrix") or (stem == "ld" and parts[0] not in ("param", "const"))
 
 
 def _meets_all(instruction: Instruction) -> bool:

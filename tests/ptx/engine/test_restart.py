@@ -452,11 +452,17 @@ def test_the_mask_says_of_which_elements_every_byte_was_written(kind: str) -> No
     out = ptx.Buffer(np.zeros(count, kind), "out", initialised=np.zeros(count, bool))
     run(body, out, block=(threads, 1, 1))
     assert np.array_equal(out.initialised, written.reshape(count, size).all(axis=1))
+    _require_zeros(padded(count * size))
     again = ptx.Buffer(np.zeros(count, kind), "out", initialised=ptx.WrittenBytes(count * size))
     run(body, again, block=(threads, 1, 1))
     assert np.array_equal(again.initialised.mask(), written)
     del again
-    kept = [array for array, _ in pages._ZEROS._held[padded(count * size)]]
+    _require_zeros(padded(count * size))
+
+
+def _require_zeros(size: int) -> None:
+    """Memory of so many bytes was given back, and holds zeros."""
+    kept = [array for array, _ in pages._ZEROS._held[size]]
     assert kept
     assert [array.any() for array in kept] == [False] * len(kept)
 
