@@ -136,11 +136,6 @@ def fit(buffer: Buffer, where: str, placed: Sequence[Buffer]) -> tuple[int, bool
         buffer.initialised.shape != array.shape or buffer.initialised.dtype != np.bool_
     ):
         raise ArgumentMismatch(f"{where}: initialised is {describe(buffer.initialised)} for {describe(array)}")
-    if isinstance(buffer.initialised, np.ndarray) and buffer.writable:
-        flags = buffer.initialised.flags
-        if not (flags.c_contiguous and flags.writeable):
-            how = "read-only" if flags.c_contiguous else "not C-contiguous"
-            raise ArgumentMismatch(f"{where}: initialised is {how}, and the launch has to write it")
     if isinstance(buffer.initialised, WrittenBytes) and buffer.initialised.size != array.nbytes:
         found = f"those of {buffer.initialised.size} bytes"
         raise ArgumentMismatch(f"{where}: initialised is {found} for {describe(array)}")

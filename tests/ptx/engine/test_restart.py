@@ -494,17 +494,6 @@ def test_a_launch_may_read_what_those_before_it_wrote(size: int, schedules: int)
     assert buffer.array.view(np.uint32)[[0, 4, 5, -1]].tolist() == [7] * 4
 
 
-@pytest.mark.parametrize(
-    ("mask", "how"),
-    [(np.broadcast_to(np.False_, (64,)), "read-only|not C-contiguous"), (np.zeros(128, bool)[::2], "not C-contiguous")],
-    ids=["read-only", "strided"],
-)
-def test_a_mask_can_be_written_in_place(mask: np.ndarray[Any, Any], how: str) -> None:
-    with pytest.raises(ptx.ArgumentMismatch, match=f"initialised is ({how}), and the launch has to write it"):
-        run("ret;", ptx.Buffer(np.zeros(64, np.uint8), "out", initialised=mask))
-    run("ret;", np.zeros(4, np.uint8), ptx.Buffer(np.zeros(64, np.uint8), "in", initialised=mask, writable=False))
-
-
 def test_written_bytes_fit_their_buffer() -> None:
     buffer = ptx.Buffer(np.zeros(64, np.uint8), "out", initialised=ptx.WrittenBytes(32))
     with pytest.raises(ptx.ArgumentMismatch, match="initialised is those of 32 bytes"):
