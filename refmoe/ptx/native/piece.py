@@ -65,7 +65,7 @@ from refmoe.ptx.text.syntax import (
 )
 
 _QUEUE_BYTES = QUEUE_FIELDS * FIELD_BYTES
-_COUNT, _ALIVE, _EXIST = (number * FIELD_BYTES for number in (Queue.COUNT, Queue.ALIVE, Queue.EXIST))
+_ALIVE, _EXIST = Queue.ALIVE * FIELD_BYTES, Queue.EXIST * FIELD_BYTES
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
 
@@ -199,9 +199,11 @@ class PieceWriter:
         may = build.icmp_signed(">", left, word(0))
         if target.goes_on is Onward.TOGETHER:
             queues = build.inttoptr(table_field(build, self.context, Context.QUEUES), POINTER)
-            count = at(build, queues, build.add(build.mul(self.warp, word(_QUEUE_BYTES)), word(_COUNT)))
-            groups = build.add(build.load(count, typ=WORD), table_field(build, self.context, Context.TURNS))
-            may = build.and_(may, build.icmp_unsigned("==", groups, word(1)))
+            alive = at(build, queues, build.add(build.mul(self.warp, word(_QUEUE_BYTES)), word(_ALIVE)))
+            # Lanes that wait for a barrier or a phase are in no group.
+            absent = build.xor(build.load(alive, typ=WORD), build.zext(self.bits, WORD))
+            apart = build.or_(absent, table_field(build, self.context, Context.TURNS))
+            may = build.and_(may, build.icmp_unsigned("==", apart, word(0)))
         with build.if_then(may):
             if target.back:
                 build.store(left, patience)

@@ -264,7 +264,9 @@ class Templates:
     def _target(self, block: Block, target: int) -> Target:
         onward, back = self._onward[target], target in block.back_edges
         # The warps of a CTA go round a loop side by side: what one of them reads another one has just written.
-        if target in block.polling_edges or (back and onward is Onward.TOGETHER):
+        # In a cluster Python sees every exit.
+        exits = self._program.blocks[target].terminator.kind == "exit"
+        if exits or target in block.polling_edges or (back and onward is Onward.TOGETHER):
             onward = Onward.NEVER
         return Target(onward, back)
 

@@ -379,3 +379,39 @@ def test_a_frame_holds_the_registers_of_its_lanes(lanes: list[int]) -> None:
     wanted[:, :32][mask.reshape(8, 32)] = 9
     frame.put(registers, 0, np.uint32(9))
     np.testing.assert_array_equal(block, wanted)
+
+
+def test_lanes_that_wait_for_a_phase_are_not_left_out() -> None:
+    # The lower half of warp 0 waits for warp 1; the sum is of all 32 lanes all the same.
+    body = """
+        mov.u32 %r20, word;
+        setp.ne.u32 %p3, %r1, 0;
+        @%p3 bra I;
+        mbarrier.init.shared.b64 [%r20], 32;
+    I:
+        bar.sync 0;
+        setp.ge.u32 %p4, %r1, 32;
+        @%p4 bra W1;
+        mov.u32 %r10, %r1;
+        setp.ge.u32 %p1, %r1, 16;
+        @%p1 bra B;
+    L:
+        mbarrier.try_wait.parity.shared.b64 %p2, [%r20], 0;
+        @!%p2 bra L;
+        add.u32 %r10, %r10, 1000;
+        bra.uni J;
+    B:
+        add.u32 %r10, %r10, 500;
+    J:
+        redux.sync.add.u32 %r11, %r10, 0xffffffff;
+        st.global.u32 [%d2], %r11;
+        ret;
+    W1:
+        mbarrier.arrive.shared.b64 _, [%r20];
+        mov.u32 %r11, 7;
+        st.global.u32 [%d2], %r11;
+        ret;
+    """
+    out = np.zeros(64, np.uint32)
+    run(body, out, block=(64, 1, 1), declarations=".shared .align 8 .b64 word;")
+    assert out.tolist() == [sum(range(32)) + 16 * 1500] * 32 + [7] * 32
