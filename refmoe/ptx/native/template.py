@@ -266,7 +266,7 @@ class Templates:
         # The warps of a CTA go round a loop side by side: what one of them reads another one has just written.
         # In a cluster Python sees every exit.
         exits = self._program.blocks[target].terminator.kind == "exit"
-        if exits or target in block.polling_edges or (back and onward is Onward.TOGETHER):
+        if target in block.polling_edges or ((back or exits) and onward is Onward.TOGETHER):
             onward = Onward.NEVER
         return Target(onward, back)
 
