@@ -6,7 +6,7 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -30,56 +30,67 @@ class WrittenBytes:
     """Which bytes of a buffer were written: none at first; each launch that ends well adds those that it wrote.
 
     An array of bool says the same, but each launch has to look at all of it, and to write what it wrote once more.
+    These are of one buffer, and of one launch at a time.
 
     Attributes:
         size: bytes of the buffer.
-        valid: uint8 [at least size], 0xFF for each that was written, else 0; None as long as none was.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.valid: np.ndarray[Any, np.dtype[np.uint8]] | None = None
-        # (first byte, byte behind the last) outside of which all of `valid` is 0.
+        # uint8 [at least size], 0xFF for each that was written, else 0; None as long as none was. It is memory of
+        # launches, which goes to later ones.
+        self._valid: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+        # (first byte, byte behind the last) outside of which all of that is 0.
         self._ranges: list[tuple[int, int]] = []
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self._give_back()
 
-    def copy(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """What `valid` says, for a launch to write in."""
+    def __reduce__(self) -> NoReturn:
+        # A copy, or one in another process, would give the same memory back once more.
+        raise TypeError("WrittenBytes cannot be copied or pickled: each buffer needs one of its own")
+
+    @property
+    def empty(self) -> bool:
+        """Whether no byte was written."""
+        return self._valid is None
+
+    def begin(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """uint8 [at least size], 0xFF for each byte that was written, for a launch to write in."""
         held: np.ndarray[Any, np.dtype[np.uint8]] = untouched((padded(self.size),))
         for begin, end in self._ranges:
-            assert self.valid is not None
-            held[begin:end] = self.valid[begin:end]
+            assert self._valid is not None
+            held[begin:end] = self._valid[begin:end]
         return held
 
     def take(self, region: Region) -> None:
-        """Keep what a launch that began with a `copy` has left; the region does not say it any more."""
+        """Keep what a launch that began with `begin` has left; the region does not say it any more."""
         valid, region.valid = region.valid, None
         assert region.journal is not None
         ranges = _union([*self._ranges, *region.journal.written])
         self._give_back()
-        self.valid, self._ranges = valid, ranges
+        self._valid, self._ranges = valid, ranges
 
     def write(self, begin: int, end: int, valid: Any = 0xFF) -> None:
         """Bytes from `begin` on, before `end`, are written, or what `valid` says of each."""
-        if self.valid is None:
-            self.valid = untouched((padded(self.size),))
-        self.valid[begin:end] = valid
+        if self._valid is None:
+            self._valid = untouched((padded(self.size),))
+        self._valid[begin:end] = valid
         self._ranges = _union([*self._ranges, (begin, end)])
 
     def mask(self, begin: int = 0, end: int | None = None) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """The same for some bytes, or all, as bool [n]."""
         last = self.size if end is None else end
-        return np.zeros(last - begin, bool) if self.valid is None else self.valid[begin:last] != 0
+        return np.zeros(last - begin, bool) if self._valid is None else self._valid[begin:last] != 0
 
     def _give_back(self) -> None:
-        if self.valid is not None:
+        if self._valid is not None:
             for begin, end in self._ranges:
-                self.valid[begin:end] = 0
-            cleared(self.valid, sum(end - begin for begin, end in self._ranges))
-            self.valid, self._ranges = None, []
+                self._valid[begin:end] = 0
+            cleared(self._valid, sum(end - begin for begin, end in self._ranges))
+            self._valid, self._ranges = None, []
 
 
 def _union(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -140,6 +151,9 @@ def fit(buffer: Buffer, where: str, placed: Sequence[Buffer]) -> tuple[int, bool
         found = f"those of {buffer.initialised.size} bytes"
         raise ArgumentMismatch(f"{where}: initialised is {found} for {describe(array)}")
     for position, other in enumerate(placed):
+        shared = isinstance(buffer.initialised, WrittenBytes) and buffer.initialised is other.initialised
+        if shared and array is not other.array:
+            raise ArgumentMismatch(f"{where}: its WrittenBytes are those of {other.name}; it needs its own")
         if array.size and other.array.size and np.shares_memory(array, other.array):
             same = array.ctypes.data == other.array.ctypes.data and array.nbytes == other.array.nbytes
             if same and buffer.writable == other.writable and buffer.initialised is other.initialised:
@@ -254,7 +268,7 @@ def _object(made: TextureObject | SurfaceObject, where: str, bound: list[tuple[B
 def _region(buffer: Buffer, arena: Arena) -> Region:
     initialised, valid, unwritten = buffer.initialised, None, False
     if isinstance(initialised, WrittenBytes):
-        valid, unwritten, initialised = initialised.copy(), initialised.valid is None, True
+        valid, unwritten, initialised = initialised.begin(), initialised.empty, True
     elif isinstance(initialised, np.ndarray):
         unwritten = not initialised.any()
         if unwritten:

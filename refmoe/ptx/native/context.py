@@ -70,14 +70,14 @@ class Context(IntEnum):
     LANE_INSTRUCTIONS = auto()
     PATIENCE = auto()
     """Back edges that the warp that runs may still take before others run; 0 where Python runs one block alone."""
-    TURNS = auto()
-    """Whether warps take turns at each block that accesses memory: where they race, nobody would say so."""
     POLLED = auto()
     """Set to one by a back edge of a loop that may wait for another lane's write."""
     YIELDED = auto()
     """Set to one where a warp has lanes that may go on natively, but did not yet."""
     EXITED = auto()
     """Set to one where lanes exited."""
+    TURNS = auto()
+    """Whether warps take turns at each block that accesses memory: where they race, nobody would say so."""
     ELECTED = auto()
     """The lane at which the search for the leader of `elect.sync` begins."""
     PREFERENCE = auto()

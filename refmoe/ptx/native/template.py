@@ -263,8 +263,7 @@ class Templates:
 
     def _target(self, block: Block, target: int) -> Target:
         onward, back = self._onward[target], target in block.back_edges
-        # The warps of a CTA go round a loop side by side: what one of them reads another one has just written.
-        # In a cluster Python sees every exit.
+        # A loop that begins with an access is gone round side by side. And in a cluster Python sees who exits.
         exits = self._program.blocks[target].terminator.kind == "exit"
         if target in block.polling_edges or ((back or exits) and onward is Onward.TOGETHER):
             onward = Onward.NEVER

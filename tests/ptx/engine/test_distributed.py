@@ -357,6 +357,21 @@ def test_a_block_that_leaves_too_early() -> None:
     assert run(EXCHANGE.format(first=SYNC, second=halves)).any()
 
 
+@pytest.mark.parametrize("label", ["", "bra LAST; LAST:"], ids=["in its block", "in a block of its own"])
+@pytest.mark.parametrize("last", ["st.global.u32 [%d2], %r20;", "st.global.u32 [%d2], 1; st.global.u32 [%d2], %r20;"])
+def test_an_exit_behind_an_access_is_seen(label: str, last: str) -> None:
+    body = f"""
+        mov.u32 %r3, cell; mad.lo.u32 %r3, %r1, 4, %r3; st.shared.u32 [%r3], %r2; {SYNC}
+        mov.u32 %r9, %cluster_ctarank; xor.b32 %r9, %r9, 1;
+        mapa.shared::cluster.u32 %r6, %r3, %r9; ld.shared::cluster.u32 %r20, [%r6];
+        {label} {last} ret;
+    """
+    module = ptx.Module.parse(text(body, declarations=CELL), name="test.ptx")
+    with pytest.raises(ptx.RaceError) as caught:
+        ptx.launch(module, "k", (2, 1, 1), (32, 1, 1), [np.zeros(64, np.uint32), None, 0], cluster=(2, 1, 1))
+    assert caught.value.kind == "exit"
+
+
 @pytest.mark.parametrize("waits", [0, 1])
 def test_one_warp_of_a_block_may_wait_for_whoever_uses_its_memory(waits: int) -> None:
     """The warps of block 0 need not all know of the access of block 1: one is the last to leave."""

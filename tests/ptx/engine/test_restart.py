@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import mmap
+import pickle
 from typing import Any
 
 import numpy as np
@@ -498,6 +500,17 @@ def test_written_bytes_fit_their_buffer() -> None:
     buffer = ptx.Buffer(np.zeros(64, np.uint8), "out", initialised=ptx.WrittenBytes(32))
     with pytest.raises(ptx.ArgumentMismatch, match="initialised is those of 32 bytes"):
         run("ret;", buffer)
+
+
+def test_written_bytes_are_of_one_buffer() -> None:
+    written = ptx.WrittenBytes(64)
+    one, other = (ptx.Buffer(np.zeros(64, np.uint8), name, initialised=written) for name in ("one", "other"))
+    with pytest.raises(ptx.ArgumentMismatch, match="its WrittenBytes are those of one; it needs its own"):
+        run("ret;", one, other)
+    run("ret;", one, one)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            copied(written)
 
 
 def test_written_bytes_of_copies_from_the_host() -> None:

@@ -129,6 +129,8 @@ def test_warps_store_together() -> None:
         @%p1 st.global.u32 [%d0], 1;
     SECOND:
         @!%p1 st.global.u32 [%d0], 2;
+        bra.uni END;
+    END:
         ret;
     """
     out = np.zeros(1, np.uint32)
@@ -136,9 +138,13 @@ def test_warps_store_together() -> None:
     assert out.tolist() == [2]
 
 
-def test_warps_load_together() -> None:
+@pytest.mark.parametrize("before", ["", "bar.sync 0;"], ids=["at the start", "after Python's turn"])
+@pytest.mark.parametrize("grid", [1, 3])
+def test_warps_load_together(before: str, grid: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # What warp 1 writes in the first block is there when warp 0 loads in the second.
-    body = """
+    monkeypatch.setattr(launcher, "LANES_AT_ONCE", 64)
+    body = f"""
+        {before}
         shr.u32 %r3, %r1, 5;
         setp.eq.u32 %p1, %r3, 1;
         @%p1 st.global.u32 [%d1], 7;
@@ -148,9 +154,9 @@ def test_warps_load_together() -> None:
         st.global.u32 [%d2], %r4;
         ret;
     """
-    out = np.zeros(64, np.uint32)
-    run(body, out, np.zeros(1, np.uint32), block=(64, 1, 1), checks=NO_RACES)
-    assert out.tolist() == [7] * 64
+    out = np.zeros(64 * grid, np.uint32)
+    run(body, out, np.zeros(1, np.uint32), block=(64, 1, 1), grid=(grid, 1, 1), checks=NO_RACES)
+    assert out.tolist() == [7] * 64 * grid
 
 
 def test_warps_take_turns_at_what_others_may_wait_for() -> None:
@@ -180,13 +186,15 @@ def test_lanes_come_together_in_front_of_an_access() -> None:
         add.u32 %r3, %r1, 2;
     JOIN:
         st.global.u32 [%d2], %r3;
+        bra.uni END;
+    END:
         ret;
     """
     out = np.zeros(32, np.uint32)
     result = run(body, out, block=(32, 1, 1))
     lanes = np.arange(32)
     assert out.tolist() == np.where(lanes < 16, lanes + 2, lanes + 1).tolist()
-    assert result.instructions == 9 + 2 + 2 + 1 + 2
+    assert result.instructions == 9 + 2 + 2 + 1 + 2 + 1
 
 
 # Lanes of different trip counts, in a loop that does not leave native code's own chain, and in one that does.
@@ -215,17 +223,22 @@ def test_what_is_counted(store: str, length: int, at_once: int, monkeypatch: pyt
 
 # Each trip is one native block, or one of Python's and a native one.
 NATIVE_TRIPS = "L: st.global.u32 [%d2], %r3; add.u32 %r3, %r3, 1; setp.lt.u32 %p1, %r3, 20; @%p1 bra L;"
+NATIVE_CHAIN = "st.global.u32 [%d2], %r3; bra.uni A; A: st.global.u32 [%d2], 1; bra.uni B; B:"
 PYTHON_TRIPS = "L: red.global.add.u32 [%d1], 1; add.u32 %r3, %r3, 1; setp.lt.u32 %p1, %r3, 20; @%p1 bra L;"
 
 
 @pytest.mark.parametrize("at_once", [64, 100000])
-@pytest.mark.parametrize("way", ["natively", "in Python"])
+@pytest.mark.parametrize("way", ["natively", "in a chain", "in Python"])
 def test_the_budget_is_that_of_one_warp(way: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    trips, steps = {"natively": (NATIVE_TRIPS, 1 + 20 + 1), "in Python": (PYTHON_TRIPS, 1 + 2 * 20 + 1)}[way]
+    trips, steps = {
+        "natively": (NATIVE_TRIPS, 1 + 20 + 2),
+        "in a chain": (NATIVE_CHAIN, 2 + 2),
+        "in Python": (PYTHON_TRIPS, 1 + 2 * 20 + 2),
+    }[way]
     monkeypatch.setattr(launcher, "LANES_AT_ONCE", at_once)
 
     def launch(budget: int) -> None:
-        body = f"mov.u32 %r3, 0; {trips} st.global.u32 [%d2], %r3; ret;"
+        body = f"mov.u32 %r3, 0; {trips} st.global.u32 [%d2], %r3; bra.uni END; END: ret;"
         out = np.zeros(256, np.uint32)
         run(body, out, np.zeros(1, np.uint32), block=(64, 1, 1), grid=(4, 1, 1), step_budget=budget)
 
@@ -404,6 +417,8 @@ def test_lanes_that_wait_for_a_phase_are_not_left_out() -> None:
         add.u32 %r10, %r10, 500;
     J:
         redux.sync.add.u32 %r11, %r10, 0xffffffff;
+        bra.uni END;
+    END:
         st.global.u32 [%d2], %r11;
         ret;
     W1:

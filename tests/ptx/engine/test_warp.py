@@ -161,7 +161,7 @@ def test_inactive_source_is_an_error() -> None:
 )
 def test_lane_outside_its_own_mask_is_an_error(instruction: str) -> None:
     with pytest.raises(ptx.WarpError, match="not in its own member mask 0x0000FFFF") as caught:
-        run(f"{instruction} ret;", np.zeros(32, np.uint32))
+        run(f"{instruction} bra.uni END; END: ret;", np.zeros(32, np.uint32))
     assert caught.value.thread == (16, 0, 0)
 
 
