@@ -101,9 +101,9 @@ class PtxDevice:
 
     def output(self, name: str, shape: tuple[int, ...], fill: int, *, initialised: bool = False) -> Buffer:
         """A uint8 buffer whose bytes hold `fill`; unless `initialised`, each counts as unwritten until written."""
-        # Kept up to date by launches: what one writes, the next may read. Zeros cost nothing until they are written.
-        mask = np.ones(shape, bool) if initialised else np.zeros(shape, bool)
-        return ptx.Buffer(np.full(shape, fill, np.uint8), name=name, initialised=mask, writable=True)
+        array = np.full(shape, fill, np.uint8)
+        # Kept up to date by launches: what one writes, the next may read.
+        return ptx.Buffer(array, name, True if initialised else ptx.WrittenBytes(array.nbytes))
 
     def launch(self, plan: LaunchPlan) -> None:
         """Compile the plan's source to PTX if need be, and execute its entry."""

@@ -17,22 +17,25 @@ from refmoe.formats import Q8_1
 DTYPES = {BF16: "bf16", np.dtype(np.float32): "f32"}
 MAX_TOKENS = 8
 MAX_CHOICES = 256
-WARP_ROWS = 2  # kWarpRows, weight rows of a warp
+#: Weight rows of a warp: four while those of four warps take at most `FOUR_ROWS_BYTES`, so that some CTAs fit a
+#: multiprocessor together, else two.
+FOUR_ROWS, TWO_ROWS = 4, 2
+FOUR_ROWS_BYTES = 32 * 1024
 #: Warps of a CTA, the most first: it takes as many as have their weights and scales in shared memory together.
 WARPS = (4, 2, 1)
 #: Of a CTA's weights and scales: 1 KB less than the smallest shared memory of the chips.
 SHARED_BYTES = 98 * 1024
 #: The longest K of which the rows of one warp fit.
-MAX_K = SHARED_BYTES // (WARP_ROWS * (Q8_1.block // 2 + 1)) * Q8_1.block
+MAX_K = SHARED_BYTES // (TWO_ROWS * (Q8_1.block // 2 + 1)) * Q8_1.block
 INVERSE_ONE = 65536  # the kernel divides by top_k by a multiplication and a shift by 16
 
 
-def dp4a_gemv_kernel(tokens: int, dtype: str) -> Entry:
-    """The kernel for a number of tokens and an output "bf16" or "f32".
+def dp4a_gemv_kernel(tokens: int, dtype: str, warp_rows: int) -> Entry:
+    """The kernel for a number of tokens, an output "bf16" or "f32", and 2 or 4 weight rows of a warp.
 
     Its name has the warps of the order of summation, llama.cpp's rule: 4 up to 4 tokens, 2 up to 8.
     """
-    return Entry("dp4a", f"refmoe_dp4a_gemv_{4 if tokens <= 4 else 2}_{dtype}")
+    return Entry("dp4a", f"refmoe_dp4a_gemv_{4 if tokens <= 4 else 2}_{dtype}_{warp_rows}_rows")
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def dp4a_gemv_plan(
     size: GemvSize,
     input_by_choice: bool,
 ) -> LaunchPlan:
-    """A launch: for each choice a CTA for each 8 weight rows, fewer for a long K, which it holds in shared memory.
+    """A launch: for each choice a CTA for each 16 weight rows, fewer for a long K, which it holds in shared memory.
 
     Args:
         dtype: of `out`, "bf16" or "f32".
@@ -78,26 +81,28 @@ def dp4a_gemv_plan(
         size: of all of them.
         input_by_choice: whether a choice has an activation of its own.
     """
-    warps = _warps(size.k)
-    tiles = -(-size.n // (warps * WARP_ROWS))
+    warps, warp_rows = _warps_and_rows(size.k)
+    tiles = -(-size.n // (warps * warp_rows))
     arguments = (
         *(codes, d, weights, weight_scales, topk_ids, row_of_choice, alpha, bias, out),
         *(size.tokens, size.top_k, size.experts, size.first_expert, size.n, size.k // Q8_1.block),
         *(int(input_by_choice), tiles, INVERSE_ONE // size.top_k + 1),
     )
-    kernel = dp4a_gemv_kernel(size.tokens, dtype)
+    kernel = dp4a_gemv_kernel(size.tokens, dtype, warp_rows)
     grid = size.tokens * size.top_k * tiles
-    return LaunchPlan(kernel, grid, warps * WARP_LANES, arguments, _shared_bytes(warps, size.k))
+    return LaunchPlan(kernel, grid, warps * WARP_LANES, arguments, _shared_bytes(warps * warp_rows, size.k))
 
 
-def _warps(k: int) -> int:
-    """Warps of a CTA: the most whose rows fit shared memory."""
-    return next(warps for warps in WARPS if _shared_bytes(warps, k) <= SHARED_BYTES)
+def _warps_and_rows(k: int) -> tuple[int, int]:
+    """Warps of a CTA, the most whose rows fit shared memory, and the rows of each."""
+    if _shared_bytes(WARPS[0] * FOUR_ROWS, k) <= FOUR_ROWS_BYTES:
+        return WARPS[0], FOUR_ROWS
+    return next(warps for warps in WARPS if _shared_bytes(warps * TWO_ROWS, k) <= SHARED_BYTES), TWO_ROWS
 
 
-def _shared_bytes(warps: int, k: int) -> int:
+def _shared_bytes(rows: int, k: int) -> int:
     """Weights and scales of a CTA's rows."""
-    return warps * WARP_ROWS * (k // 2 + k // Q8_1.block)
+    return rows * (k // 2 + k // Q8_1.block)
 
 
 def dp4a_gemv(
@@ -217,7 +222,7 @@ def check_sizes(weights: object, topk_ids: object, first_expert: object) -> Gemv
         raise ArgumentError("topk_ids", f"{tokens} tokens", f"at most {MAX_TOKENS}: more are for a GEMM")
     if tokens * top_k > MAX_CHOICES:
         raise ArgumentError("topk_ids", f"{tokens * top_k} choices", f"at most {MAX_CHOICES}")
-    check_int32("weights", tokens * top_k * -(-n // WARP_ROWS), "CTAs")
+    check_int32("weights", tokens * top_k * -(-n // TWO_ROWS), "CTAs")
     if not isinstance(first_expert, (int, np.integer)) or not 0 <= first_expert <= INT32_MAX - experts:
         raise ArgumentError("first_expert", describe(first_expert), "the global id of this rank's first expert")
     return GemvSize(tokens, top_k, experts, int(first_expert), n, k)

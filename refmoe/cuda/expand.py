@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,11 @@ def expand_kernel(rows: str, layout: str) -> Entry:
     return Entry("expand", f"refmoe_expand_{rows}_{layout}")
 
 
+def choice_kernel(kernel: Entry) -> Entry:
+    """The one of `expand_kernel` for a token alone, of which each CTA takes one choice."""
+    return replace(kernel, entry=kernel.entry.replace("refmoe_expand_", "refmoe_expand_choice_"))
+
+
 def expand_as_kernel(
     dtype: str, output: str, prescaled: bool = False, layout: str = "128x4", *, by_expert: bool = False
 ) -> Entry:
@@ -96,12 +101,13 @@ def expand_plan(
     first_expert: int,
     multiprocessors: int,
 ) -> LaunchPlan:
-    """A launch over tokens, see `row_plan`; 16 elements a thread."""
+    """A launch over tokens, see `row_plan`; 16 elements a thread. A token alone has a CTA for each of its choices."""
     arguments = (
         *(x, input_sf, topk_ids, unpermuted_to_permuted, offsets, codes, scales),
         *(tokens, top_k, first_expert, k // LANE_ELEMENTS, k_groups(k)),
     )
-    return row_plan(kernel, arguments, rows=tokens, width=k, multiprocessors=multiprocessors)
+    plan = row_plan(kernel, arguments, rows=tokens, width=k, multiprocessors=multiprocessors)
+    return replace(plan, kernel=choice_kernel(kernel), grid=top_k) if tokens == 1 else plan
 
 
 def expand(

@@ -470,7 +470,8 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", 1, 2880, 16, 128, 4, dtype="bf16", inputs="choice", alpha="distinct")
     yield _case("fingerprint", 1, 7168, 16, 16, 2)  # blocks in two rounds of a CTA
     yield _case("cancelling", 8, 7168, 8, 16, 2)  # in four
-    yield _case("fingerprint", 1, 23584, 9, 1, 1)  # the longest K of 8 rows that fit shared memory
+    yield _case("fingerprint", 2, 3840, 17, 8, 2, dtype="bf16", bias="distinct")  # the longest K of four rows a warp
+    yield _case("fingerprint", 1, 23584, 9, 1, 1)  # of 8 rows that fit shared memory
     yield _case("fingerprint", 1, 47200, 5, 1, 1)  # of 4 rows
     for fill in _PLAIN:
         yield _case(fill, 6, 1056, 11, 6, 1, dtype="bf16", bias="distinct", poison=0x7F)
@@ -503,7 +504,16 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", 7, 96, 8, 3, 5, first_expert=9, ranks=4, alpha="distinct", bias="distinct")
     for m in (4, 8):
         yield _case("fingerprint", m, 64, 9, 34, 32, dtype="bf16", inputs="choice", map="permuted")
-    for n in (7, 8, 9, 15, 16, 17):  # a CTA's weight rows, and one less and more
+    # Two rows a warp, whose K is longer: each entry, rows of a last CTA that are not there, a token's two choices of
+    # one expert, all choices of the same experts.
+    for dtype, m in product(("f32", "bf16"), (4, 8)):
+        yield _case("gaussian", m, 3872, 13, 8, 2, dtype=dtype, bias="distinct", map="permuted")
+        yield _case("cancelling", m, 4128, 9, 8, 2, dtype=dtype, inputs="choice", alpha="distinct")
+        yield _case("fingerprint", m, 3904, 9, 5, 2, dtype=dtype, routing="twice", bias="distinct", poison=0x7F)
+        yield _case("scale-bytes", m, 3872, 8, 4, 2, dtype=dtype, routing="same-experts")
+        yield _case("gaussian", m, 3872, 8, 4, 2, dtype=dtype, map="permuted", bias="distinct", programmatic=1)
+    # Weight rows of a warp and of a CTA, and one less and more.
+    for n in (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 15, 16, 17, 31, 33):
         yield _case("fingerprint", 2, 96, n, 99, 3, alpha="distinct")
     # Bytes of weights past 2^31.
     options: dict[str, Any] = {"alpha": "distinct", "bias": "distinct", "experts_before": 1 << 15}

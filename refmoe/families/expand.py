@@ -339,6 +339,10 @@ def _quick() -> Iterator[Case]:
     yield _case("fingerprint", 8, 416, 8, 4, first_expert=8, ranks=3)
     yield _case("gaussian", 3, 416, 4, 2, routing="elsewhere", first_expert=4, ranks=2)
     yield _case("fingerprint", 3, 160, 16, 11)  # more ranks than the lanes of a group
+    # A token alone: ranks of other experts among its own, and more than a group has lanes.
+    yield _case("fingerprint", 1, 416, 8, 4, first_expert=8, ranks=3)
+    yield _case("fingerprint", 1, 160, 16, 11, layout="8x4", poison=0x7F)
+    yield _case("bytes", 1, 416, 8, 3, dtype="mxfp8", input_sf="linear")
     for mode, edge in COMPILED_POLICIES:
         yield _case("specials", 4, 416, 8, 2, mode=mode, edge=edge)
         yield _case("boundary-mantissas", 16, 416, 8, 2, mode=mode, edge=edge, layout="8x4")
@@ -515,6 +519,14 @@ def _every_entry() -> Iterator[Case]:
                 yield _case(fill, m, k, e, t, **entry, **block)
     for input_sf, layout, fill in product(INPUT_SF.words, LAYOUT.words, ("bytes", "fingerprint", "specials")):
         yield _case(fill, 17, 416, 6, 2, dtype="mxfp8", input_sf=input_sf, layout=layout)
+    # Those of a token alone.
+    for dtype, (mode, edge), layout in product(("bf16", "fp16"), COMPILED_POLICIES, LAYOUT.words):
+        for fill in ("fingerprint", "boundary-mantissas"):
+            yield _case(fill, 1, 1440, 12, 9, dtype=dtype, mode=mode, edge=edge, layout=layout)
+    for input_sf, layout, fill in product(INPUT_SF.words, LAYOUT.words, ("bytes", "fingerprint")):
+        yield _case(fill, 1, 1440, 12, 9, dtype="mxfp8", input_sf=input_sf, layout=layout)
+    yield _case("bytes", 1, 16_416, 5, 3, dtype="mxfp8", input_sf="linear")  # three rounds of a CTA
+    yield _case("gaussian", 1, 416, 4, 4, routing="elsewhere", first_expert=4, ranks=2)
     # And writes more choices of a token than a group of lanes has, in loops that are unrolled.
     for dtype, (mode, edge), layout in product(("bf16", "fp16"), COMPILED_POLICIES, LAYOUT.words):
         yield _case("fingerprint", 2, 96, 16, 11, dtype=dtype, mode=mode, edge=edge, layout=layout)

@@ -102,7 +102,7 @@ def test_rows_of_no_expert_are_not_even_read() -> None:
     device, values = open_device("ptx"), gate_up(2)
     source = device.output("gate_up", (2, 256), 0)  # counts as unwritten
     source.array[0] = values.view(np.uint8)[0]
-    source.initialised[0] = True
+    source.initialised.write(0, source.array[0].nbytes)
     codes, scales = device.output("codes", (2, 64), 0), device.output("scales", (256 * 4,), 0)
     plan = swiglu_quantize_plan(
         swiglu_kernel("gpt_oss", "rceil", "exact", "128x4"),

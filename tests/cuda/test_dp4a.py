@@ -53,12 +53,21 @@ def test_refused(changes: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "warps"), [(1, 4), (4, 4), (5, 2), (8, 2)])
-def test_a_cta_takes_eight_rows_of_a_choice(tokens: int, warps: int) -> None:
+def test_a_cta_takes_sixteen_rows_of_a_choice(tokens: int, warps: int) -> None:
     device = Recorder()
     dp4a_gemv(device=device, **arguments(tokens, k=2880))
     (plan,) = device.launches
-    assert (plan.grid, plan.block, plan.shared_bytes) == (tokens * 2 * 3, 128, 8 * (1440 + 90))
-    assert plan.kernel.entry == f"refmoe_dp4a_gemv_{warps}_bf16"
+    assert (plan.grid, plan.block, plan.shared_bytes) == (tokens * 2 * 2, 128, 16 * (1440 + 90))
+    assert plan.kernel.entry == f"refmoe_dp4a_gemv_{warps}_bf16_4_rows"
+
+
+@pytest.mark.parametrize(("k", "rows"), [(3840, 16), (3872, 8)])
+def test_a_cta_takes_half_as_many_rows_of_more_than_32_kilobytes(k: int, rows: int) -> None:
+    device = Recorder()
+    dp4a_gemv(device=device, **arguments(k=k))
+    (plan,) = device.launches
+    assert (plan.grid, plan.block, plan.shared_bytes) == (4 * -(-20 // rows), 128, rows * (k // 2 + k // 32))
+    assert plan.kernel.entry == f"refmoe_dp4a_gemv_4_bf16_{rows // 4}_rows"
 
 
 @pytest.mark.parametrize(("k", "warps"), [(23584, 4), (23616, 2), (47200, 2), (47232, 1), (94432, 1)])

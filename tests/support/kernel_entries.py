@@ -16,7 +16,7 @@ from refmoe.cuda.deepseek.finalize import deepseek_finalize_kernel
 from refmoe.cuda.deepseek.routing import deepseek_route_kernel
 from refmoe.cuda.deepseek_gemm import MMA, WGMMA, Instruction
 from refmoe.cuda.dp4a import dp4a_gemv_kernel
-from refmoe.cuda.expand import expand_as_kernel, expand_kernel
+from refmoe.cuda.expand import choice_kernel, expand_as_kernel, expand_kernel
 from refmoe.cuda.finalize import finalize_kernel
 from refmoe.cuda.finalize_q8_1 import finalize_q8_1_kernel
 from refmoe.cuda.gemm.grouped import GroupedGemm
@@ -65,9 +65,9 @@ DEEPSEEK_GEMM_KERNELS = (*_mma(MMA), *_mma(WGMMA))
 DEEPSEEK_ROUTING_KERNELS = tuple(
     deepseek_route_kernel(dtype, experts, rule) for dtype, experts, rule in product(_SUMS, (256, 512), RULES)
 )
-DP4A_KERNELS = tuple(dp4a_gemv_kernel(tokens, dtype) for tokens, dtype in product((1, 8), _SUMS))
+DP4A_KERNELS = tuple(dp4a_gemv_kernel(*words) for words in product((1, 8), _SUMS, (2, 4)))
 EXPAND_KERNELS = tuple(
-    expand_kernel(rows, layout)
+    of_tokens(expand_kernel(rows, layout))
     for rows, layout in product(
         (
             *(f"mxfp8_{scales}" for scales in ("none", "linear", "128x4")),
@@ -75,6 +75,7 @@ EXPAND_KERNELS = tuple(
         ),
         _GROUPED,
     )
+    for of_tokens in (lambda kernel: kernel, choice_kernel)
 )
 EXPAND_AS_KERNELS = (
     expand_as_kernel("", "copy"),

@@ -9,9 +9,13 @@
 // of its weights by one bulk copy, which needs no registers: with K = 2880 seven CTAs on a multiprocessor have 81 KB in
 // flight, where 32 KB would hide a latency of a microsecond at 4 TB/s. The copy engine of an H200 takes some 230 cycles for
 // a copy, however small, so the scales come by plain loads, sent out at once so that they do not queue behind the weights.
-// Then each warp takes two whole rows, so that nothing is exchanged but inside a warp, and keeps the blocks of the
-// activation in registers for both. With four rows a warp the last CTA of a launch works twice as long after the last byte
-// has come.
+// Then each warp takes two or four whole rows, so that nothing is exchanged but inside a warp, and keeps the blocks of the
+// activation in registers for all of them.
+//
+// With four rows a multiprocessor asks for 147 KB at K = 2880 before any activation has to be there, and what a CTA does
+// before and after its blocks is done half as often: a layer of gpt-oss takes less time that way for one token, for four
+// and for eight, though a product of one token alone takes more. A longer K has two rows, or a CTA's rows would fill
+// shared memory alone.
 //
 // Weights, scales, biases and ids depend on no launch in front of this one, and are asked for before it has ended
 // (dependent_launch.cuh); activations and the rows of outputs come after.
@@ -39,13 +43,15 @@ namespace refmoe {
 
 constexpr int kBlockBytes = 16;  // of a block's weights
 constexpr int kWarps = 4;        // of a CTA, fewer where the weights of so many do not fit shared memory
-constexpr int kWarpRows = 2;     // weight rows of a warp
-constexpr int kLanesOfRow = kWarpLanes / kWarpRows;  // that end up with the sum of a row
+template <int warp_rows>         // weight rows of a warp, 2 or 4
+constexpr int kLanesOfRow = kWarpLanes / warp_rows;  // that end up with the sum of a row
 constexpr int kHeld = 4;         // blocks of an activation that a lane holds
 #if __CUDA_ARCH__ >= 1200
-constexpr int kCtas = 6;         // on a multiprocessor, which leaves a thread 80 registers: with seven it spills
+template <int warp_rows>         // on a multiprocessor: a seventh of two rows spills; more of four do not fit shared memory
+constexpr int kCtas = warp_rows == 2 ? 6 : 4;
 #else
-constexpr int kCtas = 7;         // on a multiprocessor, which leaves a thread 72 registers
+template <int warp_rows>         // on a multiprocessor, which leaves a thread 72 or 80 registers
+constexpr int kCtas = warp_rows == 2 ? 7 : 6;
 #endif
 
 struct Problem {
@@ -207,8 +213,8 @@ __device__ __forceinline__ void load_scales(const Problem& problem, const Tile& 
 }
 
 /// This lane's slots of its warp's rows, for one activation.
-template <int warps>
-using Sums = float[kWarpRows][warps];
+template <int warps, int warp_rows>
+using Sums = float[warp_rows][warps];
 
 /// Loads this lane's share of kHeld * 32 blocks from `start` on.
 __device__ __forceinline__ void hold(Activation (&held)[kHeld], const Problem& problem, int input, int start) {
@@ -220,16 +226,18 @@ __device__ __forceinline__ void hold(Activation (&held)[kHeld], const Problem& p
 }
 
 /// Where this lane's blocks of its warp's rows are: block 0 + lane of each row.
+template <int warp_rows>
 struct Rows {
-    const uint4* weights[kWarpRows];
-    const uint8_t* scales[kWarpRows];
+    const uint4* weights[warp_rows];
+    const uint8_t* scales[warp_rows];
 };
 
 /// The rows from `first` on. Those past the last repeat it; their sums go nowhere.
-__device__ __forceinline__ Rows find_rows(const Problem& problem, const Tile& tile, int first, int rows) {
-    Rows found;
+template <int warp_rows>
+__device__ __forceinline__ Rows<warp_rows> find_rows(const Problem& problem, const Tile& tile, int first, int rows) {
+    Rows<warp_rows> found;
 #pragma unroll
-    for (int row = 0; row < kWarpRows; ++row) {
+    for (int row = 0; row < warp_rows; ++row) {
         const int at = min(first + row, rows - 1) * problem.blocks + threadIdx.x % kWarpLanes;
         found.weights[row] = tile.weights + at;
         found.scales[row] = tile.scales + at;
@@ -238,15 +246,15 @@ __device__ __forceinline__ Rows find_rows(const Problem& problem, const Tile& ti
 }
 
 /// Adds the terms of the held blocks, whose first is `start`.
-template <int warps>
-__device__ __forceinline__ void accumulate(Sums<warps>& sums, const Activation (&held)[kHeld], const Rows& rows,
-                                           uint32_t table, int start, int blocks) {
+template <int warps, int warp_rows>
+__device__ __forceinline__ void accumulate(Sums<warps, warp_rows>& sums, const Activation (&held)[kHeld],
+                                           const Rows<warp_rows>& rows, uint32_t table, int start, int blocks) {
 #pragma unroll
     for (int slot = 0; slot < kHeld; ++slot) {
         const int at = start + slot * kWarpLanes;
         if (at + static_cast<int>(threadIdx.x) % kWarpLanes >= blocks) break;
 #pragma unroll
-        for (int row = 0; row < kWarpRows; ++row) {
+        for (int row = 0; row < warp_rows; ++row) {
             const float factor = __fmul_rn(held[slot].half_d, scale(rows.scales[row][at]));
             const int dot = block_dot(table, rows.weights[row][at], held[slot]);
             sums[row][slot % warps] = __fadd_rn(sums[row][slot % warps], __fmul_rn(factor, __int2float_rn(dot)));
@@ -260,18 +268,22 @@ __device__ __forceinline__ void accumulate(Sums<warps>& sums, const Activation (
 ///
 ///      lanes     0..15   16..31
 ///      xor 16    row 0   row 1         the row that a lane has left
-template <int warps>
-__device__ __forceinline__ float reduce(const Sums<warps>& sums) {
-    float rows[kWarpRows];
+///
+///      lanes     0..7   8..15   16..23   24..31
+///      xor 16    rows 0 and 1   rows 2 and 3
+///      xor 8     row 0  row 1   row 2    row 3
+template <int warps, int warp_rows>
+__device__ __forceinline__ float reduce(const Sums<warps, warp_rows>& sums) {
+    float rows[warp_rows];
 #pragma unroll
-    for (int row = 0; row < kWarpRows; ++row) {
+    for (int row = 0; row < warp_rows; ++row) {
         rows[row] = sums[row][0];
 #pragma unroll
         for (int slot = 1; slot < warps; ++slot) rows[row] = __fadd_rn(rows[row], sums[row][slot]);
     }
     int distance = kWarpLanes / 2;
 #pragma unroll
-    for (int left = kWarpRows / 2; left > 0; left /= 2, distance /= 2) {
+    for (int left = warp_rows / 2; left > 0; left /= 2, distance /= 2) {
         const bool upper = threadIdx.x & distance;
 #pragma unroll
         for (int row = 0; row < left; ++row) {
@@ -285,15 +297,15 @@ __device__ __forceinline__ float reduce(const Sums<warps>& sums) {
     return sum;
 }
 
-/// A CTA takes kWarpRows rows a warp of the expert that one choice names, for all choices that name it in turn.
-template <int warps, class Out>
+/// A CTA takes warp_rows rows a warp of the expert that one choice names, for all choices that name it in turn.
+template <int warps, int warp_rows, class Out>
 __device__ __forceinline__ void dp4a_gemv(const Problem& problem, Out* __restrict__ out) {
     static_assert(kHeld % warps == 0, "a round of held blocks is whole rounds of slots");
     extern __shared__ uint4 shared[];  // weights [rows, blocks] of 16 bytes, then scales [rows, blocks]
     __shared__ uint64_t barrier;
 
     launch_dependents();
-    const int most = blockDim.x / kWarpLanes * kWarpRows;
+    const int most = blockDim.x / kWarpLanes * warp_rows;
     const int choice = blockIdx.x / problem.tiles, first_n = (blockIdx.x - choice * problem.tiles) * most;
     const int id = __ldg(problem.topk_ids + choice), expert = id - problem.first_expert;
     int base = choice & -kWarpLanes;
@@ -309,12 +321,12 @@ __device__ __forceinline__ void dp4a_gemv(const Problem& problem, Out* __restric
     load_weights(problem, tile, first_row, rows);
     load_scales(problem, tile, first_row, rows);
 
-    const int lane = threadIdx.x % kWarpLanes, first = threadIdx.x / kWarpLanes * kWarpRows;
-    const int row = min(first + lane / kLanesOfRow, rows - 1), n = first_n + row;
-    const bool stores = lane % kLanesOfRow == 0 && first + lane / kLanesOfRow < rows;
+    const int lane = threadIdx.x % kWarpLanes, first = threadIdx.x / kWarpLanes * warp_rows;
+    const int mine_in_warp = lane / kLanesOfRow<warp_rows>, row = min(first + mine_in_warp, rows - 1), n = first_n + row;
+    const bool stores = lane % kLanesOfRow<warp_rows> == 0 && first + mine_in_warp < rows;
     const Epilogue epilogue = load_epilogue(problem, expert, n);
     const uint32_t table = table_of_magnitudes();
-    const Rows mine = find_rows(problem, tile, first, rows);
+    const Rows<warp_rows> mine = find_rows<warp_rows>(problem, tile, first, rows);
 
     wait_for_launches();
     Activation held[kHeld];
@@ -329,13 +341,13 @@ __device__ __forceinline__ void dp4a_gemv(const Problem& problem, Out* __restric
             const int member = base + __ffs(members) - 1, output = problem.output_row(member);
             if (output < 0) continue;
             const int wanted = problem.input_row(member, output);
-            Sums<warps> sums = {};
+            Sums<warps, warp_rows> sums = {};
             for (int start = 0; start < problem.blocks; start += kHeld * kWarpLanes) {
                 if (start > 0 || input != wanted) hold(held, problem, wanted, start);
                 input = start > 0 ? -1 : wanted;
-                accumulate<warps>(sums, held, mine, table, start, problem.blocks);
+                accumulate<warps, warp_rows>(sums, held, mine, table, start, problem.blocks);
             }
-            const float sum = reduce<warps>(sums);
+            const float sum = reduce<warps, warp_rows>(sums);
             if (stores) store(out + static_cast<int64_t>(output) * problem.n + n, epilogue(sum));
         }
         base += kWarpLanes;
@@ -346,7 +358,7 @@ __device__ __forceinline__ void dp4a_gemv(const Problem& problem, Out* __restric
 
 }  // namespace refmoe
 
-// Entries: refmoe_dp4a_gemv_<warps>_<out>. Every pointer is 16-byte aligned, but those to scales.
+// Entries: refmoe_dp4a_gemv_<warps>_<out>_<warp_rows>_rows. Every pointer is 16-byte aligned, but those to scales.
 //   codes            [rows, K] int8, rows = tokens, or tokens * top_k with input_by_choice
 //   d                [rows, K / 32] FP16
 //   weights          [experts, n, K / 2] E2M1, the even element in the low nibble
@@ -359,11 +371,11 @@ __device__ __forceinline__ void dp4a_gemv(const Problem& problem, Out* __restric
 //   blocks           K / 32
 //   tiles            n / rows, rounded up
 //   inverse          65536 / top_k + 1
-//   shared memory    rows * (K / 2 + K / 32) bytes, rows = kWarpRows for each warp of a CTA, which has kWarps at most
+//   shared memory    rows * (K / 2 + K / 32) bytes, rows = warp_rows for each warp of a CTA, kWarps at most
 //   grid             for each choice `tiles` CTAs
-#define REFMOE_ENTRY(warps, dtype, Out)                                                                                 \
-    extern "C" __global__ void __launch_bounds__(refmoe::kWarps * refmoe::kWarpLanes, refmoe::kCtas)                     \
-        refmoe_dp4a_gemv_##warps##_##dtype(                                                                             \
+#define REFMOE_ENTRY(warps, dtype, Out, warp_rows)                                                                      \
+    extern "C" __global__ void __launch_bounds__(refmoe::kWarps * refmoe::kWarpLanes, refmoe::kCtas<warp_rows>)          \
+        refmoe_dp4a_gemv_##warps##_##dtype##_##warp_rows##_rows(                                                        \
             const uint4* codes, const uint16_t* d, const uint8_t* weights, const uint8_t* weight_scales,                \
             const int* topk_ids, const int* row_of_choice, const float* alpha, const uint16_t* bias, Out* out,          \
             int tokens, int top_k, int experts, int first_expert, int n, int blocks, int input_by_choice, int tiles,   \
@@ -372,10 +384,13 @@ __device__ __forceinline__ void dp4a_gemv(const Problem& problem, Out* __restric
                                       tokens, top_k, experts, first_expert,  n,        blocks,                          \
                                       input_by_choice != 0, static_cast<uint32_t>(tiles),                               \
                                       static_cast<uint32_t>(inverse)};                                                  \
-        refmoe::dp4a_gemv<warps>(problem, out);                                                                         \
+        refmoe::dp4a_gemv<warps, warp_rows>(problem, out);                                                              \
     }
+#define REFMOE_ROWS(warps, dtype, Out)   \
+    REFMOE_ENTRY(warps, dtype, Out, 2)   \
+    REFMOE_ENTRY(warps, dtype, Out, 4)
 
-REFMOE_ENTRY(4, bf16, uint16_t)
-REFMOE_ENTRY(4, f32, float)
-REFMOE_ENTRY(2, bf16, uint16_t)
-REFMOE_ENTRY(2, f32, float)
+REFMOE_ROWS(4, bf16, uint16_t)
+REFMOE_ROWS(4, f32, float)
+REFMOE_ROWS(2, bf16, uint16_t)
+REFMOE_ROWS(2, f32, float)

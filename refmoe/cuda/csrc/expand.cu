@@ -11,6 +11,8 @@
 //      holds destination     rank 0   rank 1   rank 2  ...    rank 7
 //      writes scale word to  rank 0's, rank 1's, ...          rank 7's scale row
 //
+// A token alone is the work of top_k CTAs, one for each of its rows (expand_choice).
+//
 // Scale rows that no token fills (padding to 128 rows, experts without tokens) are not written.
 //
 // In 128x4 a sector of 32 bytes holds the scale words of eight rows of one expert, which come from tokens far apart. It
@@ -160,6 +162,30 @@ __device__ __forceinline__ void expand(const Rows rows, const Permutation permut
     }
 }
 
+/// The row of a token alone, for the choice of this CTA. The launch is then as long as the instructions of one warp: each
+/// CTA quantizes the row again, but it has one place to store to, and no row that another lane would have to tell it.
+///
+///      CTA                  0        1        ...   top_k - 1
+///      writes the row of    rank 0   rank 1         the last rank
+template <ScaleLayout layout, class Rows>
+__device__ __forceinline__ void expand_choice(const Rows rows, const Permutation permutation,
+                                              typename Rows::Codes* __restrict__ codes,
+                                              typename Rows::Scale* __restrict__ scales, int lanes, int groups) {
+    constexpr int kGroupLanes = Rows::kGroupLanes;
+    const int padded_lanes = whole_warps(lanes);
+    for (int lane = threadIdx.x; lane < padded_lanes; lane += blockDim.x) {
+        const typename Rows::Chunk chunk = rows.fetch(0, lane, lanes);
+        const Destination mine = permutation.destination(0, blockIdx.x);
+        const typename Rows::Encoded encoded = rows.encode(chunk, NoTokenScale{});
+        const uint32_t word = Rows::scale_word(encoded.scale);
+        if (mine.row == kNoRow) return;
+        if (lane < lanes) __stcs(codes + static_cast<int64_t>(mine.row) * lanes + lane, encoded.codes);
+        const int group = lane / kGroupLanes;
+        if (lane % kGroupLanes == 0 && group < groups)
+            store_scale_word<layout>(scales, expert_scale_row(mine.first_row, mine.expert), group, groups, word);
+    }
+}
+
 }  // namespace refmoe
 
 // Entries: refmoe_expand_<dtype>_<mode>_<edge>_<layout> for BF16 and FP16 rows, and
@@ -170,6 +196,7 @@ __device__ __forceinline__ void expand(const Rows rows, const Permutation permut
 //   scales        E8M0, whole atoms of align128(tokens * top_k + 127 * experts) rows
 //   lanes         K / 16, what one row takes
 //   groups        ceil(K / 128), the scale words of one row
+// refmoe_expand_choice_<the same> takes the same arguments of one token, and a grid of top_k CTAs.
 #define REFMOE_ENTRY(name, layout, Layout, ...)                                                                        \
     extern "C" __global__ void __launch_bounds__(refmoe::kMaxRowThreads) refmoe_expand_##name##_##layout(              \
         const uint4* x, const uint8_t* input_scales, const int* topk_ids, const int* unpermuted_to_permuted,           \
@@ -178,6 +205,15 @@ __device__ __forceinline__ void expand(const Rows rows, const Permutation permut
         const refmoe::Permutation permutation{topk_ids, unpermuted_to_permuted, offsets, tokens, top_k, first_expert}; \
         const refmoe::__VA_ARGS__;                                                                                     \
         refmoe::expand<refmoe::ScaleLayout::Layout>(rows, permutation, codes, scales, lanes, groups);                  \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(refmoe::kMaxRowThreads) refmoe_expand_choice_##name##_##layout(       \
+        const uint4* x, const uint8_t* input_scales, const int* topk_ids, const int* unpermuted_to_permuted,           \
+        const int64_t* offsets, uint4* codes, uint8_t* scales, int, int top_k, int first_expert, int lanes,            \
+        int groups) {                                                                                                  \
+        constexpr int tokens = 1;                                                                                      \
+        const refmoe::Permutation permutation{topk_ids, unpermuted_to_permuted, offsets, tokens, top_k, first_expert}; \
+        const refmoe::__VA_ARGS__;                                                                                     \
+        refmoe::expand_choice<refmoe::ScaleLayout::Layout>(rows, permutation, codes, scales, lanes, groups);           \
     }
 #define REFMOE_LAYOUTS(name, ...)                 \
     REFMOE_ENTRY(name, 128x4, k128x4, __VA_ARGS__) \

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,14 @@ def _rows(pieces: int, lanes: int = 1) -> Due:
     return due
 
 
+def _expand(numbers: list[int], plan: LaunchPlan, multiprocessors: int) -> Geometry:
+    """As `_rows`; but of a token alone that becomes MXFP8, each choice has a CTA."""
+    due = _rows(3)(numbers, plan, multiprocessors)
+    tokens, top_k = numbers[:2]
+    alone = tokens == 1 and not re.search("nvfp4|fp8_t|copy", plan.kernel.entry)
+    return replace(due, grid=top_k) if alone else due
+
+
 def _block_fp8(numbers: list[int], plan: LaunchPlan, multiprocessors: int) -> Geometry:
     """Tiles of 128 x 128 have a CTA each, up to 8 a multiprocessor."""
     if "_1x128_" in plan.kernel.entry:
@@ -99,11 +107,14 @@ def _slices(row: int, most: int, threads: int, rows: int | None = 0) -> Due:
 
 
 def _dp4a(numbers: list[int], plan: LaunchPlan, multiprocessors: int) -> Geometry:
-    """A warp has two weight rows. A CTA has 4 warps, 2 or 1: the most whose rows take at most 98 KB."""
+    """A CTA has 16 weight rows and 4 warps up to 32 KB; else 2 rows a warp, and 4 warps, 2 or 1: the most to 98 KB."""
     tokens, top_k, _, _, n, blocks = numbers[:6]
     row_bytes = (16 + 1) * blocks
-    warps = next(warps for warps in (4, 2, 1) if 2 * warps * row_bytes <= 98 << 10)
-    return Geometry(tokens * top_k * _ceil(n, 2 * warps), _WARP * warps, 2 * warps * row_bytes)
+    rows, warps = 16, 4
+    if rows * row_bytes > 32 << 10:
+        warps = next(warps for warps in (4, 2, 1) if 2 * warps * row_bytes <= 98 << 10)
+        rows = 2 * warps
+    return Geometry(tokens * top_k * _ceil(n, rows), _WARP * warps, rows * row_bytes)
 
 
 def _grouped_gemm(numbers: list[int], plan: LaunchPlan, multiprocessors: int) -> Geometry:
@@ -168,7 +179,7 @@ GEOMETRIES: Mapping[str, Due] = MappingProxyType(
         "quantize": _rows(1),
         "nvfp4": _rows(1),
         "block_fp8": _block_fp8,
-        "expand": _rows(3),
+        "expand": _expand,
         "deepseek_expand": _rows(2),
         "activation": _rows(2),
         "deepseek_activation": _rows(3),

@@ -50,6 +50,8 @@ class HostBounds:
 #: By the beginning of an entry's name. `refmoe.mutation.trial` holds the launches of cases against it.
 BOUNDS: Mapping[str, HostBounds] = MappingProxyType(
     {
+        # Of one token, a CTA for each of its choices.
+        "refmoe_expand_choice_": HostBounds({7: 1, 8: 32, 10: _PIECES}, 32, least={7: 1}),
         **{
             f"refmoe_expand_{dtype}_{mode}_": HostBounds({7: _ROWS, 8: 32, 10: _PIECES}, MAX_GRID)
             for dtype in ("bf16", "fp16")

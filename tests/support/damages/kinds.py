@@ -189,7 +189,7 @@ KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]]
     ("conformance.examples", "open lanes of an exact one", conformance, at("rows", 0, opcode="add.u64")),
     ("conformance.counts", "no example", conformance, at("rows", 0, examples=[])),
     ("document.chip", "conformance: an arch that there is not", conformance, top_key(gpu="Potato", arch="sm_7")),
-    ("stress.cases", "another family's kernel", stress, at("reruns", 0, kernel="refmoe_dp4a_gemv_4_bf16")),
+    ("stress.cases", "another family's kernel", stress, at("reruns", 0, kernel="refmoe_dp4a_gemv_4_bf16_4_rows")),
     ("document.schema", "stress: no version of Python", stress, at("environment", python="")),
     ("document.schema", "litmus: a negative count", litmus, top_key(runs=-5)),
     ("document.schema", "litmus: no cause", litmus, lambda d: d["rows"][0].pop("cause")),

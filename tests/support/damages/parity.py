@@ -203,7 +203,7 @@ PARITY: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]
     ("case.evidence", "of nothing", parity, lambda document: document["cases"][3].update(evidence="bit-exact")),
     ("case.evidence", "proven", parity, case_key(evidence="proven")),
     ("case.launches", "none", parity, case_key(launches=[])),
-    ("case.launches", "another family's", parity, case_key(launches=["refmoe_dp4a_gemv_4_bf16 1 x 32"])),
+    ("case.launches", "another family's", parity, case_key(launches=["refmoe_dp4a_gemv_4_bf16_4_rows 1 x 32"])),
     ("case.launches", "no launch", parity, case_key(launches=["hello"])),
     ("case.launches", "fewer instructions than threads", parity, case_key(lane_instructions=1)),
     ("case.launches", "warnings of a GPU", gpu, case_key(warnings=["race"])),
