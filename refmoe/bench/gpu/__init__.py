@@ -24,6 +24,7 @@ from refmoe.bench.gpu.kernels import (
 )
 from refmoe.bench.gpu.timing import Contender, clocks, copy, empty, floor_device, gather, time_groups
 from refmoe.cuda.device import CudaDevice
+from refmoe.cuda.expand import expand_kernel
 from refmoe.cuda.launch import LaunchPlan
 from refmoe.cuda.routing import SORT_KERNEL, SORT_THREADS
 from refmoe.errors import ArgumentError
@@ -32,6 +33,8 @@ from refmoe.reports.environment import current_environment
 SIZES = GPT_OSS_120B
 PREFILL_TOKENS, DECODE_TOKENS = 8192, (1, 8)
 _CSRC = Path("refmoe", "cuda", "csrc")
+# Kernels of another checkout that are timed, as commit 2db4e6e calls and launches them.
+_OTHER_SOURCES = ("routing.cu", "mxfp8_quantize.cu", "expand.cu")
 
 
 def run(against: Path | None = None) -> dict[str, Any]:
@@ -42,15 +45,17 @@ def run(against: Path | None = None) -> dict[str, Any]:
     has the versions and the machine, `clocks` those that the GPU had under load, as nvidia-smi tells them.
 
     Args:
-        against: a checkout of another commit, whose routing of many tokens is timed beside this one's and called by
-            the folder's name.
+        against: a checkout of another commit, whose routing of many tokens and whose separate quantize and expand of
+            few are timed beside this one's and called by the folder's name.
 
     Raises:
-        ArgumentError: the folder has no routing kernel.
+        ArgumentError: the folder lacks one of these kernels.
         DeviceUnavailable: no GPU that the kernels are built for.
     """
-    if against is not None and not (against / _CSRC / "routing.cu").is_file():
-        raise ArgumentError("--against", f"{against} without {_CSRC}/routing.cu", "a checkout of refmoe")
+    if against is not None:
+        for source in _OTHER_SOURCES:
+            if not (against / _CSRC / source).is_file():
+                raise ArgumentError("--against", f"{against} without {_CSRC / source}", "a checkout of commit 2db4e6e")
     device = CudaDevice()
     floors = floor_device()
     rows = time_groups(device, groups(device, floors, against))
@@ -67,6 +72,8 @@ def run(against: Path | None = None) -> dict[str, Any]:
 def groups(device: CudaDevice, floors: CudaDevice, against: Path | None) -> list[list[Contender]]:
     """Contenders to be timed in turn; the first of each group is its floor."""
     many, hidden, top_k = PREFILL_TOKENS, SIZES.hidden, SIZES.top_k
+    other = None if against is None else CudaDevice(csrc=against / _CSRC)
+    there = "" if against is None else f" of {against.name}"
     quantizers = [quantize(device, SIZES, many, layout) for layout in ("linear", "128x4", "8x4")]
     fused = expand(device, SIZES, many, f"fused expand {many} x {hidden} bf16, top-{top_k}, 128x4")
     pair = quantize_then_expand(device, SIZES, many, f"quantize, then expand {many} x {hidden}")
@@ -79,11 +86,17 @@ def groups(device: CudaDevice, floors: CudaDevice, against: Path | None) -> list
                 empty(floors),
                 expand(device, SIZES, tokens, f"fused expand, M = {tokens}"),
                 plain_expand(device, SIZES, tokens),
-                quantize_then_expand(device, SIZES, tokens, f"quantize, then expand, M = {tokens}"),
+                (few := quantize_then_expand(device, SIZES, tokens, f"quantize, then expand, M = {tokens}")),
+                *([] if other is None else [_pair_of(few, tokens, other, there)]),
             ]
             for tokens in DECODE_TOKENS
         ),
-        [copy(floors, routed.traffic, writes=1), routed, *_route_of(routed, against), sort(device, SIZES, many)],
+        [
+            copy(floors, routed.traffic, writes=1),
+            routed,
+            *([] if other is None else [_route_of(routed, other, there)]),
+            sort(device, SIZES, many),
+        ],
         [gather(floors, activated.traffic, reads=4), activated],
         [gather(floors, final.traffic, reads=top_k), final],
         *(
@@ -93,12 +106,21 @@ def groups(device: CudaDevice, floors: CudaDevice, against: Path | None) -> list
     ]
 
 
-def _route_of(routed: Contender, against: Path | None) -> list[Contender]:
+def _pair_of(pair: Contender, tokens: int, other: CudaDevice, there: str) -> Contender:
+    """The same two launches with the kernels of another checkout, in which a CTA takes a token, be it alone or not."""
+
+    def as_there(launches: Sequence[LaunchPlan]) -> list[LaunchPlan]:
+        first, second = launches
+        return [
+            dataclasses.replace(first, kernel=dataclasses.replace(first.kernel, source="mxfp8_quantize")),
+            dataclasses.replace(second, kernel=expand_kernel("mxfp8_linear", "128x4"), grid=tokens),
+        ]
+
+    return dataclasses.replace(pair, name=pair.name + there, device=other, sets=[as_there(each) for each in pair.sets])
+
+
+def _route_of(routed: Contender, other: CudaDevice, there: str) -> Contender:
     """The same launches with the kernels of another checkout."""
-    if against is None:
-        return []
-    other = CudaDevice(csrc=against / _CSRC)
-    name = f"route {PREFILL_TOKENS} x {SIZES.experts} of {against.name}"
 
     def as_there(launches: Sequence[LaunchPlan]) -> list[LaunchPlan]:
         """The first launch writes ids and weights alone, and the second sorts the ids."""
@@ -110,4 +132,5 @@ def _route_of(routed: Contender, against: Path | None) -> list[Contender]:
             LaunchPlan(SORT_KERNEL, SIZES.experts, SORT_THREADS, (*maps, tokens, top_k, experts, first_expert)),
         ]
 
-    return [dataclasses.replace(routed, name=name, device=other, sets=[as_there(each) for each in routed.sets])]
+    name = f"route {PREFILL_TOKENS} x {SIZES.experts}{there}"
+    return dataclasses.replace(routed, name=name, device=other, sets=[as_there(each) for each in routed.sets])

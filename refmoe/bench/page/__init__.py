@@ -84,7 +84,10 @@ GPU_TARGETS = (
     GpuTarget("fused expand, 8192 tokens, beside a copy that reads 1 and writes 2", _EXPAND, "floor", 1.17),
     GpuTarget("fused expand, 8192 tokens, beside the separate pair", _EXPAND, _PAIR, 0.72),
     GpuTarget(
-        "fused expand, M = 1, beside the separate pair", r"fused expand, M = 1$", r"quantize, then expand, M = 1$", 0.54
+        "fused expand, M = 1, beside the separate pair of commit 2db4e6e",
+        r"fused expand, M = 1$",
+        r"quantize, then expand, M = 1 of 2db4e6e",
+        0.54,
     ),
     GpuTarget(
         "fused expand, M = 1, beside a plain BF16 expand", r"fused expand, M = 1$", r"plain BF16 expand, M = 1$", 1.06
