@@ -11,6 +11,9 @@
    the input had both values. Both ways of those that do are followed anyway. Where no launch gives a predicate one of
    its values, a launch is followed once more as if it had it, and has to pass 1 and 2 as well.
 
+The row of a token alone is expanded by an entry of its own, which the sweep does not launch. It is followed with the
+other one: by 3 its bytes are the functions that the sweep went through.
+
 Launches are followed whole, every thread of every CTA: `ROWS_FOLLOWED` rows of the sweep's width, and other shapes for
 4. What is computed of sizes and thread numbers without a predicate is known of the launches that are followed; every
 byte of the sweep's own launches is compared.
@@ -55,15 +58,46 @@ class Followed:
 
     Attributes:
         name: of its shape, for reports.
+        entry: what is launched: that of the sweep, or the one for a token alone.
         launch: how the entry is launched.
         block: int64 by output, [bytes]: the block of the input that a byte belongs to, -1 for none.
         element: likewise the element of its block, -1 for a scale.
     """
 
     name: str
+    entry: str
     launch: Launch
     block: dict[str, Numbers]
     element: dict[str, Numbers]
+
+    @property
+    def threads(self) -> int:
+        """Of the launch."""
+        return self.launch.grid * self.launch.block
+
+
+@dataclass
+class _Paths:
+    """What the launches of one entry showed of its paths.
+
+    Attributes:
+        function: the entry.
+        smallest: its launch of the fewest threads, the last such.
+        seen: what ran.
+    """
+
+    function: Function
+    smallest: Followed
+    seen: Seen = field(default_factory=Seen)
+
+    @property
+    def code(self) -> list[Instruction]:
+        return [each for each in self.function.body or () if isinstance(each, Instruction)]
+
+    @property
+    def conditional(self) -> set[int]:
+        """Places of the instructions that have a predicate or choose by one."""
+        return {place for place, each in enumerate(self.code) if _is_conditional(each)}
 
 
 @dataclass
@@ -94,56 +128,53 @@ class Proof:
 
 
 def prove(module: Module, entry: str, launches: Iterator[Followed] | Sequence[Followed]) -> Proof:
-    """Prove an entry of `module`, or find out why it cannot be proven."""
-    function = module.function(entry)
-    proof, seen, judge = Proof(entry), Seen(), _Judge()
-    smallest: Followed | None = None
+    """Prove an entry of `module` and those that are launched in its place, or find out why they cannot be proven."""
+    proof, judge = Proof(entry), _Judge()
+    paths: dict[str, _Paths] = {}
     try:
         for each in launches:
             proof.launches.append(each.name)
             judge.begin(each)
+            of = paths.setdefault(each.entry, _Paths(module.function(each.entry), each))
             step = max(_THREADS // each.launch.block, 1)
             for first in range(0, each.launch.grid, step):
                 ctas = range(first, min(first + step, each.launch.grid))
-                Follower(function, each.launch, ctas, judge.terms, seen, judge.store).run()
+                Follower(of.function, each.launch, ctas, judge.terms, of.seen, judge.store).run()
             judge.end()
-            if smallest is None or each.launch.grid * each.launch.block <= _threads_of(smallest):
-                smallest = each
-        if smallest is not None and not judge.refusals:
-            proof.forced = _force(function, smallest, judge, seen)
+            if each.threads <= of.smallest.threads:
+                of.smallest = each
+        for of in paths.values():
+            if not judge.refusals:
+                proof.forced += _force(of, judge)
     except NotFollowed as error:
         judge.refusals.setdefault(f"{entry}: {error}", None)
-    code = [each for each in function.body or () if isinstance(each, Instruction)]
-    conditional = {place for place, each in enumerate(code) if _is_conditional(each)}
-    proof.instructions, proof.predicates, proof.bytes = len(code), len(conditional), judge.bytes
+    proof.instructions = sum(len(of.code) for of in paths.values())
+    proof.predicates, proof.bytes = sum(len(of.conditional) for of in paths.values()), judge.bytes
     proof.shapes = {output: len(shapes) for output, shapes in judge.shapes.items()}
     proof.maximum = ", ".join(sorted(judge.maxima)) or None
     if not judge.refusals:
-        proof.refusals += _untaken(code, conditional, seen)
+        proof.refusals += [sentence for of in paths.values() for sentence in _untaken(of)]
     proof.refusals[:0] = judge.refusals
     return proof
 
 
-def _threads_of(followed: Followed) -> int:
-    return followed.launch.grid * followed.launch.block
+def _force(paths: _Paths, judge: _Judge) -> int:
+    """Follow the smallest launch again for each value that a predicate never had, as if it had it.
 
-
-def _force(function: Function, followed: Followed, judge: _Judge, seen: Seen) -> int:
-    """Follow a launch again for each value that a predicate never had, as if it had it; returns for how many.
-
-    What such a path reaches first may have values that were never seen either; these are forced on the same path.
+    Returns for how many. What such a path reaches first may have values that were never seen either; these are forced
+    on the same path.
 
     Raises:
         NotFollowed: a path does what the proof does not understand.
     """
-    code = [each for each in function.body or () if isinstance(each, Instruction)]
+    seen, followed, conditional = paths.seen, paths.smallest, sorted(paths.conditional)
     # What was forced on the way to a place that no launch reached by itself.
     way: dict[int, dict[int, bool]] = {}
     for count in range(_FORCED):
         unseen = [
             (place, side)
-            for place, each in enumerate(code)
-            if place in seen.ran and _is_conditional(each)
+            for place in conditional
+            if place in seen.ran
             for side in (False, True)
             if (place, side) not in seen.sides
         ]
@@ -154,7 +185,7 @@ def _force(function: Function, followed: Followed, judge: _Judge, seen: Seen) ->
         before = frozenset(seen.ran)
         judge.begin(followed)
         ctas = range(followed.launch.grid)
-        Follower(function, followed.launch, ctas, judge.terms, seen, judge.store, forced).run(_FORCED_STEPS)
+        Follower(paths.function, followed.launch, ctas, judge.terms, seen, judge.store, forced).run(_FORCED_STEPS)
         way |= dict.fromkeys(seen.ran - before, forced)
         # A place that is not reached this way any more has shown nothing, and never will.
         seen.sides.add((place, side))
@@ -165,14 +196,15 @@ def _is_conditional(instruction: Instruction) -> bool:
     return instruction.guard is not None or instruction.opcode.startswith("selp.")
 
 
-def _untaken(code: Sequence[Instruction], conditional: set[int], seen: Seen) -> list[str]:
+def _untaken(paths: _Paths) -> list[str]:
     """A sentence for what no launch showed."""
+    code, seen = paths.code, paths.seen
     found = [
         f"line {each.line}: no launch that was followed runs this: {each.text}"
         for place, each in enumerate(code)
         if place not in seen.ran
     ]
-    for place in sorted(conditional & seen.ran):
+    for place in sorted(paths.conditional & seen.ran):
         for side in (False, True):
             if (place, side) not in seen.sides:
                 each = code[place]
@@ -298,7 +330,15 @@ def launches_of(subject: Subject, kernel: Entry, rows_followed: int = ROWS_FOLLO
         yield _expand_launch(subject.variant, kernel, tokens, width, experts, first, choices, multiprocessors)
     yield _with_idle_threads(_expand_launch(subject.variant, kernel, 3, 32, 8, 0, _choices(3, 8, 2), 170))
     # No rank at all: nothing may be written.
-    yield _expand_launch(subject.variant, kernel, 1, 32, 8, 0, np.zeros((1, 1), np.int32), 170, ranks=0)
+    yield _expand_launch(subject.variant, kernel, 2, 32, 8, 0, np.zeros((2, 1), np.int32), 170, ranks=0)
+    # A token alone: the sweep's width, less than a warp, wider than a CTA, experts of other ranks.
+    for width, experts, first, choices in (
+        (WIDTH, EXPERTS, 0, routing()[:1]),
+        (32, 8, 0, _choices(1, 8, 3)),
+        (8224, 8, 0, _choices(1, 8, 1)),
+        (416, 8, 8, _choices(1, 24, 12)),
+    ):
+        yield _expand_launch(subject.variant, kernel, 1, width, experts, first, choices, 170)
 
 
 def _with_idle_threads(followed: Followed) -> Followed:
@@ -333,6 +373,7 @@ def _quantize_launch(layout: str, kernel: Entry, rows: int, width: int, multipro
     launch = _launch(plan, 2 * byte.size, {}, {"codes": byte.size, "scales": scales.size})
     return Followed(
         f"{rows} x {width}, grid {plan.grid}",
+        plan.kernel.entry,
         launch,
         {"codes": byte // MX_BLOCK, "scales": scales},
         {"codes": byte % MX_BLOCK, "scales": np.full(scales.size, -1)},
@@ -374,6 +415,7 @@ def _expand_launch(
     launch = _launch(plan, 2 * tokens * width, known, {"codes": block.size, "scales": scales.size})
     return Followed(
         f"{tokens} x {width}, top {top_k} of {experts} experts from {first} on, grid {plan.grid}",
+        plan.kernel.entry,
         launch,
         {"codes": block, "scales": scales},
         {"codes": np.arange(block.size) % MX_BLOCK, "scales": np.full(scales.size, -1)},

@@ -180,7 +180,9 @@ LAUNCHES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("4 x 416, top 12 of 8 experts from 8 on, grid 4", "2 x 8224, top 1 of 8 experts from 0 on, grid 2"),
             "131 x 32, top 3 of 8 experts from 0 on, grid 64",
             "3 x 32, top 2 of 8 experts from 0 on, grid 3, idle threads",
-            "1 x 32, top 0 of 8 experts from 0 on, grid 1",
+            "2 x 32, top 0 of 8 experts from 0 on, grid 2",
+            *("1 x 2880, top 2 of 8 experts from 0 on, grid 2", "1 x 32, top 3 of 8 experts from 0 on, grid 3"),
+            *("1 x 8224, top 1 of 8 experts from 0 on, grid 1", "1 x 416, top 12 of 8 experts from 8 on, grid 12"),
         ),
     }
 )

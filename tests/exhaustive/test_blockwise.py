@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 from support.selection.thinned import thinned
 
 from refmoe.chips import DEFAULT_ARCH
+from refmoe.cuda.expand import choice_kernel
 from refmoe.cuda.launch import Entry
 from refmoe.exhaustive.blockwise import Proof, launches_of, prove
 from refmoe.exhaustive.pieces import SUBJECTS
@@ -206,6 +208,36 @@ def test_planted_kernels_are_refused(plant: Plant) -> None:
     proof = proof_of(planted(plant), "" if "40,000" in plant.name else "9 x|131 x", KERNELS[plant.mode])
     assert proof.refusals
     assert any(plant.named in each for each in proof.refusals), proof.refusals
+
+
+def of_a_lone_token(change: Callable[[str, str], str]) -> Proof:
+    """Expand's proof with the body of the entry for a token alone changed, given that of the floor mode too."""
+    subject = SUBJECTS["expand.8x4"]
+    kernel = subject.entry("bf16", "rceil", "exact")
+    assert kernel is not None
+    text = ptx_of(kernel, DEFAULT_ARCH).text
+    bodies = []
+    for entry in (choice_kernel(kernel).entry, choice_kernel(kernel).entry.replace("rceil", "floor")):
+        start = text.index("{", text.index(f".entry {entry}("))
+        bodies.append(text[start : text.index("\n}\n", start)])
+    parameters = [re.search(r"refmoe_expand_choice_\w+(?=_param)", body)[0] for body in bodies]
+    changed = change(bodies[0], bodies[1].replace(parameters[1], parameters[0]))
+    # Labels are of a function, and the compiler numbers them through the module.
+    module = Module.parse(text.replace(bodies[0], changed), strict=True)
+    return prove(module, kernel.entry, launches_of(subject, kernel, rows_followed=1))
+
+
+def test_the_entry_of_a_lone_token_is_followed() -> None:
+    sound = of_a_lone_token(lambda body, floor: body)
+    assert not sound.refusals
+    assert sound.shapes == {"codes": 1, "scales": 1}
+    assert of_a_lone_token(lambda body, floor: floor).shapes == {"codes": 2, "scales": 2}
+    near = of_a_lone_token(
+        lambda body, floor: re.sub(r"(shfl\.sync\.bfly\.b32.*), 1, 31, -1;", r"\1, 2, 31, -1;", body)
+    )
+    assert any("of the block 1" in each for each in near.refusals)
+    missing = of_a_lone_token(lambda body, floor: re.sub(r"st\.global\.u32\s+\[.*?\], %r\d+;", "", body))
+    assert any("that belong to blocks are not written" in each for each in missing.refusals)
 
 
 def test_a_byte_that_is_not_written_is_missed() -> None:
