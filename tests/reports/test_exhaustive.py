@@ -114,7 +114,7 @@ def empty_proof(document: dict[str, Any]) -> None:
         (change("pieces", 1), "has 1 pieces; the sweep cuts it into 16"),
         (
             lambda document: document["proofs"][0].update(bytes=100_000),
-            "over 100,000 bytes; its launches have 204,064 codes",
+            "over 100,000 bytes; its launches have 218,144 codes",
         ),
         (lambda document: document.update(command="refmoe parity"), "needed one with --level exhaustive"),
         (lambda document: document.update(command="refmoe parity --level quick"), "needed one with --level exhaustive"),
@@ -139,7 +139,7 @@ def empty_proof(document: dict[str, Any]) -> None:
             lambda document: document["proofs"][0].update(launches=["trust me"]),
             "beyond those of a proof the launch 'tr",
         ),
-        (lambda document: document["proofs"][0]["launches"].pop(), "lacks the launch '1 x 32, top 0 of 8 experts"),
+        (lambda document: document["proofs"][0]["launches"].pop(), "lacks the launch '2 x 32, top 0 of 8 experts"),
         (lambda document: document["proofs"][0]["launches"].append("131 x 32, grid 64"), "the launch '131 x 32, grid"),
         (lambda document: document.update(seconds=0.0), "swept in no time"),
         (lambda document: document.update(environment={}), "environment.refmoe: Field required"),
