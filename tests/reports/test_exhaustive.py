@@ -139,7 +139,7 @@ def empty_proof(document: dict[str, Any]) -> None:
             lambda document: document["proofs"][0].update(launches=["trust me"]),
             "beyond those of a proof the launch 'tr",
         ),
-        (lambda document: document["proofs"][0]["launches"].pop(), "lacks the launch '2 x 32, top 0 of 8 experts"),
+        (lambda document: document["proofs"][0]["launches"].pop(), "lacks the launch '1 x 416, top 12 of 8"),
         (lambda document: document["proofs"][0]["launches"].append("131 x 32, grid 64"), "the launch '131 x 32, grid"),
         (lambda document: document.update(seconds=0.0), "swept in no time"),
         (lambda document: document.update(environment={}), "environment.refmoe: Field required"),
