@@ -237,6 +237,31 @@ def test_every_value_of_a_cut_is_tried(bits: int, monkeypatch: pytest.MonkeyPatc
     assert trials.always_equal(nodes, never_true, nodes.computed("max.u32", [never, same], 32))
 
 
+@pytest.mark.parametrize(
+    ("opcode", "other", "proven"),
+    [
+        ("div.rn.f32", "div.rz.f32", True),
+        ("div.rn.f32", "div.full.f32", False),  # the chip may be off by two in the last place
+        ("div.full.f32", "div.rn.f32", False),
+        ("div.rn.f32", "div.approx.f32", False),
+        ("mul.rn.f32", "mul.rz.f32", True),
+        ("mul.f32", "mul.rn.f32", False),  # the assembler may make one of it and of a sum behind it
+        ("mul.rn.f32", "mul.f32", False),
+    ],
+)
+def test_what_a_chip_or_the_assembler_may_round_otherwise_is_not_computed(
+    opcode: str, other: str, proven: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the executor's model all of these are equal: of a normal BF16 number a quarter is exact."""
+    monkeypatch.setattr(trials, "_OUTCOMES", {})
+    nodes = Nodes()
+    any_bits = nodes.computed("and.b32", [nodes.of(("atom", "any"), 32), nodes.integer(8191, 32)], 32)
+    normal = nodes.computed("or.b32", [any_bits, nodes.integer(16384, 32)], 32)
+    number = nodes.computed("shl.b32", [normal, nodes.integer(16, 32)], 32)
+    one, two = (nodes.computed(each, [number, nodes.integer(0x40800000, 32)], 32) for each in (opcode, other))
+    assert trials.always_equal(nodes, one, two) is proven
+
+
 def all_sums_are_alike(nodes: Nodes, bits: int, constant: int, terms: Any) -> int:
     return TOTAL(nodes, bits, 0, terms)
 

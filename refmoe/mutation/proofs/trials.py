@@ -272,14 +272,17 @@ def _instruction(opcode: str, given: list[Any], lanes: Any, bits: int) -> Any:
     """What the code of an opcode makes of values.
 
     Raises:
-        NotTried: there is none; or what the chip makes of it is a model of what it was seen to do.
+        NotTried: there is none; what the chip makes of it is a model of what it was seen to do; or the assembler may
+            make one instruction of it and of another.
     """
     try:
         operation = isa.resolve(opcode, 1, len(given))
     except (isa.NoSuchInstruction, LookupError, ValueError) as error:
         raise NotTried from error
     lower = lowering(opcode, 1, len(given))
-    if lower is None or operation.carry_in or operation.carry_out or ".approx" in opcode:
+    if lower is None or operation.carry_in or operation.carry_out:
+        raise NotTried
+    if operation.exact_when is not None or operation.contractible:
         raise NotTried
     sources = [
         each if kind == "pred" else _resized(lanes, each, BITS[kind])
