@@ -20,7 +20,7 @@ from refmoe.cli import app
 from refmoe.cli.mutate import asked
 from refmoe.cuda.moe.launches import LayerOptions
 from refmoe.cuda.toolchain import CSRC
-from refmoe.errors import ArgumentError
+from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families.extents import geometry
 from refmoe.families.family import Case
 from refmoe.mutation import cuda, host, ptx, reach, trial
@@ -103,6 +103,19 @@ def test_a_mutant_of_a_header_is_caught_by_bytes(catalogue: Catalogue) -> None:
 
 
 @pytest.mark.slow
+def test_estimates_that_a_certificate_counts_catch_nothing() -> None:
+    """The texts of a trial have no lines of source, by which parity knows where an approximation stands."""
+    counted = next(name for name in reach.default_cases() if name.startswith("activation:bf16:m80k544e80:bracketed"))
+    assert trial.warm.__wrapped__(counted) is Verdict.PASS
+
+
+def test_a_case_that_the_sound_kernels_fail_is_no_case_for_mutants(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = next(name for name in reach.default_cases() if name.startswith("activation:bf16:m80k544e80:bracketed"))
+    monkeypatch.setattr(trial, "COUNTED", frozenset())
+    with pytest.raises(RefmoeError, match="the kernels as they are fail this case by approximate instructions"):
+        trial.warm.__wrapped__(counted)
+
+
 def test_a_mutant_that_loops_forever_is_caught(catalogue: Catalogue) -> None:
     (site,) = [s for s in cuda.sites("quantize.cu") if s.before == "row += gridDim.x" or s.before == "gridDim"][:1]
     found = tried(replace(site, after="0 * gridDim"), catalogue)
