@@ -141,7 +141,7 @@ DAMAGE: list[tuple[Callable[[Document], Any], str]] = [
     (lambda made: first(made).update(cases=True), "cases: Input should be a valid integer"),
     (lambda made: made["mutants"][-1].update(cases=-3), "cases: Input should be greater"),
     (lambda made: made["survivors"][0].update(cases=99), "passed 99 cases, and its mutant 3"),
-    (lambda made: made["survivors"][0].update(verdict="equivalent", reason="."), "proven equivalent by '.'"),
+    (lambda made: made["survivors"][0].update(verdict="equivalent", reason="."), "said to be equivalent by '.'"),
     (
         lambda made: [each.update(outcome="equivalent", case=None, check="PTX") for each in made["mutants"][:90]],
         "90 mutants are equivalent, more than are caught",
