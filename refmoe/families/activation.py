@@ -21,9 +21,11 @@ from refmoe.families.fills import gate_params
 from refmoe.families.fills.bracketed_gates import (
     BRACKETED,
     BRACKETED_BY_BIAS,
+    BRACKETED_ROWS,
     RARE_SPECIALS,
     bracketed_by_bias,
     bracketed_gates,
+    bracketed_rows,
     bracketed_terms,
     figures_of_brackets,
     rare_specials,
@@ -177,6 +179,12 @@ GATE_FILLS = Fill.by_name(
         for name, make in ((BRACKETED, bracketed_gates), (BRACKETED_BY_BIAS, bracketed_by_bias))
     ),
     Fill(
+        BRACKETED_ROWS,
+        "words of codes that are in doubt in every lane taken for proved ones",
+        bracketed_rows,
+        Limits(saturated=0.6, scales=1, reason="results of a row are alike, and often at the end of a scale"),
+    ),
+    Fill(
         RARE_SPECIALS,
         "a NaN or an Inf that an estimate does not show",
         rare_specials,
@@ -196,6 +204,7 @@ _MADE_FOR_SOME = (
     STEPS,
     BRACKETED,
     BRACKETED_BY_BIAS,
+    BRACKETED_ROWS,
     RARE_SPECIALS,
 )
 PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (*_MADE_FOR_SOME, "zeros"))
@@ -249,7 +258,7 @@ def gate_inputs(case: Case) -> Inputs:
         parameters = {name: np.full(experts, figure, np.float32) for name, figure in figures.items()}
     if case.fill == STEPS:
         parameters = {**figures_of_steps(experts)}
-    if case.fill == BRACKETED:
+    if case.fill in (BRACKETED, BRACKETED_ROWS):
         parameters = {**figures_of_brackets(experts)}
     return {"gate_up": gate_up, "offsets": offsets, "bias": bias, **parameters}
 
@@ -379,7 +388,8 @@ def _check(case: Case) -> None:
             "fill", case.fill, "variant=gpt_oss, params=distinct and no such bias with it: it chooses figures"
         )
     of_experts = (case.variant, case.params, case.routing, case.shape.m)
-    if case.fill == BRACKETED and of_experts != ("gpt_oss", "distinct", "all-one-token", case.shape.e):
+    wanted = ("gpt_oss", "distinct", "all-one-token", case.shape.e)
+    if case.fill in (BRACKETED, BRACKETED_ROWS) and of_experts != wanted:
         needed = "variant=gpt_oss, params=distinct, routing=all-one-token and a row for each expert with it"
         raise refused("fill", case.fill, needed)
     check_choices(case)
@@ -525,6 +535,7 @@ def _estimated() -> Iterator[Case]:
             own: dict[str, Any] = {"params": "distinct", "routing": "all-one-token", **entry}
             for bias in ("none", "tiny"):
                 yield _case(BRACKETED, rows, 544, rows, bias=bias, poison=0x7F, **own)
+            yield _case(BRACKETED_ROWS, rows, 544, rows, poison=0x7F, **own)
             yield _case("clamps", rows, 160, rows, **{**own, "params": "edges"})
             yield _case("tiny", rows, 160, rows, **{**own, "params": "open"})
         else:

@@ -512,6 +512,13 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", m, 3904, 9, 5, 2, dtype=dtype, routing="twice", bias="distinct", poison=0x7F)
         yield _case("scale-bytes", m, 3872, 8, 4, 2, dtype=dtype, routing="same-experts")
         yield _case("gaussian", m, 3872, 8, 4, 2, dtype=dtype, map="permuted", bias="distinct", programmatic=1)
+    # Four rows a warp and four blocks a lane, which the longest K of four rows has, and the last block of few lanes.
+    for dtype, m in product(("f32", "bf16"), (1, 5)):
+        yield _case("gaussian", m, 3840, 13, 4, 2, dtype=dtype, bias="distinct", map="permuted")
+        yield _case("fingerprint", m, 3104, 21, 4, 2, dtype=dtype, alpha="distinct")
+        for fill in ("subnormal", "held"):
+            yield _case(fill, m, 3840, 16, 4, 2, dtype=dtype)
+    yield _case("gaussian", 1, 94_432, 2, 1, 1)  # the longest K that the kernel takes
     # Weight rows of a warp and of a CTA, and one less and more.
     for n in (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 15, 16, 17, 31, 33):
         yield _case("fingerprint", 2, 96, n, 99, 3, alpha="distinct")

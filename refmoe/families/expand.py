@@ -448,6 +448,10 @@ def _default() -> Iterator[Case]:
     for dtype, (mode, edge), layout in product(("bf16", "fp16"), COMPILED_POLICIES, LAYOUT.words):
         # Tokens enough that their rows leave the caches at once: other loads than those of fewer.
         yield _case("fingerprint", 66, 96, 12, 2, dtype=dtype, mode=mode, edge=edge, layout=layout)
+        # A token alone at the last of so many experts: its scales lie as many atoms of 128 rows on, and not one less.
+        alone: dict[str, Any] = {"dtype": dtype, "mode": mode, "edge": edge, "layout": layout}
+        yield _case("fingerprint", 1, 96, 128, 1, routing="same-experts", **alone)
+        yield _case("fingerprint", 1, 96, 130, 2, routing="same-experts", **alone)
     for dtype, (mode, edge), fill, layout in product(INPUT_FORMATS, COMPILED_POLICIES, PLAIN, LAYOUT.words):
         yield _case(fill, 9, 1440, 8, 2, dtype=dtype, mode=mode, edge=edge, layout=layout)
     for mode, edge in COMPILED_POLICIES:

@@ -7,7 +7,8 @@ are up to 55 off, relative, where a lane's sum of exponentials is below its boun
 beyond it; others are off by little. They are too small and too large.
 
 A row has one such gate, beside zeros, and blocks of ordinary gates: one lane of a warp, and one word of four codes, is
-in doubt. The fill of rare specials has rows whose only doubt is a NaN or an Inf.
+in doubt. Or a row has nothing else: all words of all lanes are in doubt. The fill of rare specials has rows whose only
+doubt is a NaN or an Inf.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 #: Fills of gpt-oss's activation with an alpha and a beta of each expert, and of silu with biases.
 BRACKETED, BRACKETED_BY_BIAS = "bracketed", "bracketed-by-bias"
+#: Rows of one gate, of gpt-oss's activation as `bracketed`.
+BRACKETED_ROWS = "bracketed-rows"
 #: Of every variant.
 RARE_SPECIALS = "rare-specials"
 
@@ -106,6 +109,12 @@ def _columns(numbers: NDArray[np.int64], width: int) -> NDArray[np.int64]:
 def bracketed_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Gates and ups [rows, width] of `bracketed`; row i is expert i's."""
     return _alone(rows, width, _FIGURES[:, 1].copy().view(np.float32)), np.zeros((rows, width))
+
+
+def bracketed_rows(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Gates and ups [rows, width] of `bracketed-rows`; row i is expert i's, and has its gate in every column."""
+    own = _FIGURES[np.arange(rows) % len(_FIGURES), 1].view(np.float32)
+    return np.tile(own[:, None], (1, width)), np.zeros((rows, width))
 
 
 def figures_of_brackets(experts: int) -> dict[str, NDArray[np.float32]]:
