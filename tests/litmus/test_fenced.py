@@ -50,6 +50,46 @@ def test_every_allowed_outcome_shows_and_no_other(shape: str, where: str) -> Non
     assert report.seen == report.allowed
 
 
+#: A message that is read only where its flag was, and a flag that is written only where the message was: neither access
+#: of the message can be put off, so that the reader misses it by choice or not at all. A neighbour waits in each block,
+#: so that no fence of the CTA is one of a thread alone.
+DEPENDENT = (
+    "0.0.0: atom.relaxed.gpu.exch r0 x 1; if r0 == 0 {{ {0}st.relaxed.gpu y 1 }}; bar.sync 1 2 | "
+    "1.0.0: ld.relaxed.gpu r0 y; if r0 == 1 {{ {1}ld.relaxed.gpu r1 x }}; bar.sync 1 2 | "
+    "0.1.0: bar.sync 1 2 | 1.1.0: bar.sync 1 2"
+)
+
+
+@pytest.mark.parametrize("reader", ["none", "cta", "cluster", "gpu"])
+@pytest.mark.parametrize("writer", ["none", "cta", "cluster", "gpu"])
+def test_a_message_behind_its_flag_is_missed_unless_both_fences_reach_the_other(writer: str, reader: str) -> None:
+    found = program(DEPENDENT.format(*("" if scope == "none" else f"fence.sc.{scope}; " for scope in (writer, reader))))
+    verdict = judge(found)
+    assert verdict.outcomes is not None
+    # The blocks are in clusters of their own.
+    missed = any(outcome[1:3] == (1, 0) for outcome in verdict.outcomes)
+    assert missed != (writer == reader == "gpu")
+    report = compare([(found, verdict)], schedules=16, walks=400)
+    assert report.passed, report.document()["worst"]
+    assert report.seen == report.allowed
+
+
+@pytest.mark.parametrize(
+    "writer",
+    [
+        "atom.relaxed.gpu.exch r0 x 1; if r0 == 0 { st.relaxed.gpu y 1 }",
+        "atom.relaxed.gpu.add r0 x 1; if r0 == 0 { atom.relaxed.gpu.exch r1 y 1 }",
+        "st.relaxed.gpu x 2; atom.relaxed.gpu.cas r0 x 2 1; if r0 == 2 { st.relaxed.gpu y 1 }",
+    ],
+)
+def test_what_an_atomic_wrote_is_missed_as_what_a_store_wrote(writer: str) -> None:
+    found = program(f"0.0.0: {writer} | 1.0.0: ld.relaxed.gpu r0 y; if r0 == 1 {{ ld.relaxed.gpu r1 x }}")
+    verdict = judge(found)
+    report = compare([(found, verdict)], schedules=16, walks=400)
+    assert report.passed, report.document()["worst"]
+    assert report.seen == report.allowed
+
+
 #: A message whose flag a third thread hands on. Its relaxed accesses are in no order, so the fences are in none either.
 HANDED_ON = (
     "{0}: st.weak u 7; fence.sc.gpu; st.relaxed.gpu x 1 | "

@@ -530,6 +530,10 @@ class Atomic(Access):
             self._check_writable(frame, region, index, theirs)
             self._check_valid(frame, region, index, theirs)
             order = frame.machine.lane_order(theirs)
+            if region.shadow is not None and frame.machine.strong.choices is not None:
+                for at, lane in zip(index, theirs, strict=True):
+                    records = self._records(region, at[None], lane[None]).tolist()
+                    frame.machine.strong.remember(self, region, int(at), records)
             if region.shadow is not None:
                 self._synchronise(frame, region, index, theirs, order, _pick(self._changes(sources, lanes), which))
             place = np.arange(len(lanes)) if which is None else np.flatnonzero(which)

@@ -97,7 +97,7 @@ KER NAME(ARGS) { __shared__ u32 s[64]; u32 own; u32* p = in[TID] > 70 ? &own : &
 KER NAME(ARGS) { struct S { u32 a, b; }; volatile S* p = (volatile S*)cnt; if (TID) return; if (BID == 0) { out[0] = 7; p->b = 5;
     ⟨p->a = 1; __threadfence();¦__threadfence(); p->a = 1;⟩ } else { while (!p->a) {} __threadfence(); out[1] = out[0] + p->b; } }
 
-//# bit_fields_of_two_threads finds=RaceError:read-write b=64
+//# bit_fields_of_two_threads finds=RaceError:write-read b=64
 KER NAME(ARGS) { struct F { u32 lo : 16, hi : 16; }; struct H { unsigned short lo, hi; }; __shared__ ⟨F¦H⟩ f[32]; u32 i = TID & 31; if (TID < 32) { f[i].lo =
     0; f[i].hi = 0; } __syncthreads(); if (TID < 32) f[i].lo = in[TID]; else f[i].hi = in[TID]; __syncthreads(); if (TID < 32) out[TID] =
     f[i].lo + f[i].hi; }

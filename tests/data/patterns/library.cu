@@ -96,7 +96,7 @@ struct Less { __device__ bool operator()(u32 a, u32 b) const { return a < b; } }
 KER NAME(ARGS) { typedef cub::WarpMergeSort<u32, 2> M; __shared__ typename M::TempStorage t[2]; u32 k[2] = {in[TID] ^
     21, in[TID + 64] ^ 9}; M(t[⟨0¦TID / 32⟩]).Sort(k, Less()); out[TID * 2] = k[0]; out[TID * 2 + 1] = k[1]; }
 
-//# cub_radix_sort_union finds=RaceError:read-write b=64
+//# cub_radix_sort_union finds=RaceError:write-read b=64
 KER NAME(ARGS) { typedef cub::BlockRadixSort<u32, 64, 2> R; __shared__ union { typename R::TempStorage t; u32 s[128]; }
     u; u.s[TID] = in[TID] * 7 % 64; u.s[TID + 64] = in[TID] * 11 % 64; __syncthreads(); u32 k[2] = {u.s[TID ^ 33],
     u.s[64 + (TID ^ 34)]}; ⟨¦__syncthreads();⟩ R(u.t).Sort(k); out[TID * 2] = k[0]; out[TID * 2 + 1] = k[1]; }

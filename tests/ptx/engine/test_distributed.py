@@ -594,11 +594,13 @@ def test_a_wait_for_another_barrier_orders_nothing() -> None:
 
 @pytest.mark.parametrize("threads", [224, 256])
 @pytest.mark.parametrize("sync", ["", "bar.sync 0;"])
-def test_the_last_warps_of_a_large_cluster_are_watched_as_the_first(threads: int, sync: str) -> None:
-    # Of eight blocks with 256 threads the last warp is number 63 of its cluster. It reads; the one before it writes.
+@pytest.mark.parametrize("stride", [4, 8])
+def test_the_last_warps_of_a_large_cluster_are_watched_as_the_first(threads: int, sync: str, stride: int) -> None:
+    # Of eight blocks with 256 threads the last warp is number 63 of its cluster. It reads; the one before it sleeps and
+    # writes, so that the read is what has to be remembered.
     last = threads // 32 - 1
     body = f"""
-        mov.u32 %r3, cell; and.b32 %r4, %r1, 31; mad.lo.u32 %r3, %r4, 4, %r3;
+        mov.u32 %r3, cell; and.b32 %r4, %r1, 31; mad.lo.u32 %r3, %r4, {stride}, %r3;
         mov.u32 %r9, %cluster_ctarank; shr.u32 %r5, %r1, 5;
         st.shared.u32 [%r3], 7;
         {SYNC}
@@ -608,6 +610,7 @@ def test_the_last_warps_of_a_large_cluster_are_watched_as_the_first(threads: int
     READ:
         {sync}
         setp.ne.u32 %p3, %r5, {last - 1}; @%p3 bra END;
+        nanosleep.u32 1000;
         st.shared.u32 [%r3], 8;
     END:
         {SYNC}

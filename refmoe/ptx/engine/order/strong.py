@@ -431,6 +431,10 @@ class Strong:
                 location.record = found
                 self._order.locations[self.key(region, at)] = location
 
+    def remember(self, access: StrongAccess, region: Region, index: int, elements: list[int]) -> None:
+        """An atomic is to come: what is there now may be read after it."""
+        self._history(access, region, self.key(region, index), index, _common(elements))
+
     def modified(self, access: StrongAccess, region: Region, index: Array, lanes: Array, records: Array) -> None:
         """Atomics have come, behind the last writes."""
         for at, lane, record in zip(index.tolist(), lanes.tolist(), records.tolist(), strict=True):
