@@ -458,9 +458,8 @@ def _default() -> Iterator[Case]:
         yield _case("exhaustive-max", 1024, 2048, 8, 1, mode=mode, edge=edge)
         yield _case("exhaustive-element", 128, 2880, 8, 1, mode=mode, edge=edge)
     yield _case("fingerprint", LOOPING_ROWS, 32, 8, 2)
-    yield _case("wide-range", 3, 8224, 8, 2)  # a row wider than a CTA, by one block
-    yield _case("wide-range", 1, 16416, 3, 1)  # three rounds of a CTA
-    yield _case("wide-range", 2, 24_608, 3, 1)  # and four
+    for m, k, e, t in ((3, 8224, 8, 2), (1, 16416, 3, 1), (2, 24_608, 3, 1)):
+        yield _case("wide-range", m, k, e, t)  # a row wider than a CTA by one block, three rounds of a CTA, and four
     for dtype in ("bf16", "fp16"):
         yield _case("fingerprint", 2, 96, 40, 32, dtype=dtype)  # as many choices as there may be
     yield _case("wide-range", 66, 8224, 3, 1, multiprocessors=1)  # such rows, and more of them than CTAs

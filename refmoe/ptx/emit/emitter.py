@@ -284,6 +284,7 @@ class Emitter(Builder):
         """What orders a load or a store."""
         acquires, releases = opcode.semantics == "acquire", opcode.semantics == "release"
         self.lanes_synchronise |= acquires or releases
+        self.accesses_strongly |= opcode.strong
         strength = STRENGTHS[opcode.scope] if opcode.strong else 0
         return {"strength": strength, "acquires": acquires, "releases": releases, "coherent": opcode.coherent}
 

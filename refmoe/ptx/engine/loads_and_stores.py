@@ -530,11 +530,8 @@ class Atomic(Access):
             self._check_writable(frame, region, index, theirs)
             self._check_valid(frame, region, index, theirs)
             order = frame.machine.lane_order(theirs)
-            if region.shadow is not None and frame.machine.strong.choices is not None:
-                for at, lane in zip(index, theirs, strict=True):
-                    records = self._records(region, at[None], lane[None]).tolist()
-                    frame.machine.strong.remember(self, region, int(at), records)
             if region.shadow is not None:
+                self._remember(frame, region, index, theirs)
                 self._synchronise(frame, region, index, theirs, order, _pick(self._changes(sources, lanes), which))
             place = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
             undefined = frame.machine.undefined
@@ -558,6 +555,16 @@ class Atomic(Access):
         for result, values in zip(results, old, strict=True):
             result[slice(None) if where is None else where] = values
         return tuple(results)
+
+    def _remember(self, frame: Frame, region: Region, index: Array, lanes: Array) -> None:
+        """What is in global memory before the atomics of `lanes` [n], for strong loads that may miss them."""
+        strong = frame.machine.strong
+        if strong.choices is None or not strong.missable or region.space != "global":
+            return
+        places, first = np.unique(index, return_index=True)
+        records = self._records(region, places, lanes[first]).reshape(len(places), -1)
+        for at, elements in zip(places.tolist(), records.tolist(), strict=True):
+            strong.remember(self, region, at, elements)
 
     def _changes(self, sources: list[list[Array]], lanes: Array) -> Array:
         """Whether each of `lanes` [n] may leave another value than it finds."""

@@ -148,7 +148,9 @@ class Machine(Runner):
                 self.code.has_bulk, self.code.fences_in_order, self.code.fences_inits, self.code.lanes_leave,
                 launch.agents, self._absent_warps(blocks),
             )  # fmt: skip
-            self.strong = Strong(self.clocks, launch.order, self.warps, first_cta, blocks, self.choices)
+            self.strong = Strong(
+                self.clocks, launch.order, self.warps, first_cta, blocks, self.choices, self.code.accesses_strongly
+            )
             self._watch_shared()
         self.turns: Turns | None = None
         if launch.trace is not None:

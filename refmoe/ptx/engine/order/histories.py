@@ -134,3 +134,9 @@ class History:
 
     def _trim(self) -> None:
         del self.writes[:-_LAST]
+
+
+def common_record(elements: list[int]) -> int:
+    """The record of the one write that the elements of an access have in common, or 0."""
+    first = elements[0]
+    return first if len(elements) == 1 or elements.count(first) == len(elements) else 0

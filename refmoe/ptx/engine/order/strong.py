@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
-from refmoe.ptx.engine.order.histories import Choosing, History, RecordedWrite
+from refmoe.ptx.engine.order.histories import Choosing, History, RecordedWrite, common_record
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.engine.order.locations import (
     FenceKnowledge,
@@ -96,15 +96,17 @@ class Strong:
         first_cta: number of the first of them in the grid.
         blocks: CTAs of a cluster.
         choices: what decides which of several writes a read takes; None for the last one.
+        missable: whether the kernel has strong loads or stores, for which a write may not have come yet.
 
     Attributes:
         passing: the widest scope of the fences behind which the load that happens was put off; 0 for another access.
     """
 
     def __init__(
-        self, clocks: Clocks, order: Order, warps: int, first_cta: int, blocks: int, choices: Choosing | None
-    ) -> None:
-        self._clocks, self._order, self.choices = clocks, order, choices
+        self, clocks: Clocks, order: Order, warps: int, first_cta: int, blocks: int, choices: Choosing | None,
+        missable: bool,
+    ) -> None:  # fmt: skip
+        self._clocks, self._order, self.choices, self.missable = clocks, order, choices, missable
         self._lanes_of_cta, self._blocks = warps * LANES, blocks
         self.passing = 0
         self.restart(first_cta)
@@ -352,7 +354,7 @@ class Strong:
         """What a strong load of a lane reads, under a schedule."""
         assert self.choices is not None
         key = self.key(region, index)
-        history = self._history(access, region, key, index, _common(elements))
+        history = self._history(access, region, key, index, common_record(elements))
         admits = partial(self._tells_nothing, self._cta(lane), self.passing) if self.passing else None
         chosen = history.read(lane, self._own(access, lane), self._knows_in_order(lane), self.choices, admits)
         if chosen is history.last:
@@ -400,7 +402,7 @@ class Strong:
     ) -> bool:
         """Where a strong store of a lane comes, under a schedule. Returns whether memory is to hold it."""
         assert self.choices is not None
-        history = self._history(access, region, self.key(region, index), index, _common(elements))
+        history = self._history(access, region, self.key(region, index), index, common_record(elements))
         made = RecordedWrite(value, self._own(access, lane))
         return history.write(made, self._knows_in_order(lane), self.choices)
 
@@ -415,7 +417,7 @@ class Strong:
         own = self._own(access, lane)
         made = next(write for write in history.writes if write.record == own)
         made.passed = self._passed(access, region, index)
-        history.record = _common(elements)
+        history.record = common_record(elements)
         made.reached = self._reached_by_writes(access, region, index)
         if last:
             return
@@ -433,7 +435,7 @@ class Strong:
 
     def remember(self, access: StrongAccess, region: Region, index: int, elements: list[int]) -> None:
         """An atomic is to come: what is there now may be read after it."""
-        self._history(access, region, self.key(region, index), index, _common(elements))
+        self._history(access, region, self.key(region, index), index, common_record(elements))
 
     def modified(self, access: StrongAccess, region: Region, index: Array, lanes: Array, records: Array) -> None:
         """Atomics have come, behind the last writes."""
@@ -696,9 +698,3 @@ class Strong:
         if knowledge is None or not knowledge.rows[cluster]:
             return False
         return bool(self._clocks.is_known(int(knowledge.rows[cluster]), record))
-
-
-def _common(elements: list[int]) -> int:
-    """The record of the one write that the elements of an access have in common, or 0."""
-    first = elements[0]
-    return first if len(elements) == 1 or elements.count(first) == len(elements) else 0
