@@ -236,7 +236,8 @@ def _mutants() -> str:
     return (
         f"{planted} Of {drawn['mutants']:,} small changes that a program drew, {drawn['does_not_build']} do not build, "
         f"{drawn['same_code']} give the same machine code, {drawn['proven_by_machine']} are proven equivalent by "
-        f"machine and {drawn['argued_equivalent']} by an argument in words, {found:,} are caught, {drawn['survived']} "
+        f"machine, {drawn['tried_on_every_value']} by a run over every value of what differs and "
+        f"{drawn['argued_equivalent']} by an argument in words, {found:,} are caught, {drawn['survived']} "
         f"survive: {100 * drawn['share']:.1f} % of those that can be caught, and "
         f"{100 * drawn['share_unargued']:.1f} % if the arguments count for nothing. "
         "[The report](reports/mutation.json) gives each argument, and the reason of each that survives."

@@ -179,13 +179,25 @@ def _print(document: dict[str, Any]) -> None:
         table = plain_table("floor", key, "mutants", "do not build", "equivalent", "caught", "survived", "share")
         for row in document[f"{key}s"]:
             share = "" if row["share"] is None else f"{100 * row['share']:.1f} %"
-            same = row["same_code"] + row["proven_by_machine"] + row["argued_equivalent"]
+            same = sum(
+                row[key] for key in ("same_code", "proven_by_machine", "tried_on_every_value", "argued_equivalent")
+            )
             caught = row["caught"] + row["timed_out"]
             numbers = (row["mutants"], row["does_not_build"], same, caught, row["survived"])
             table.add_row(row["floor"], row[key], *map(str, numbers), share)
         console.print(table)
     for each in document["survivors"]:
         console.print(f"survived {each['id']}\n         {each['verdict']}: {each['reason']}", markup=False)
+    for each in document["every_value"]:
+        for run in each["runs"]:
+            parts = (
+                f"{part['made_by']} {part['width']}:{' or '.join((part['mask'], *part['beside']))}"
+                for part in run["domain"]
+            )
+            where = f" where {'; '.join(run['where'])}" if run["where"] else ""
+            console.print(
+                f"tried on {run['inputs']:,} values {each['id']}\n         {', '.join(parts)}{where}", markup=False
+            )
     checks = Counter(each["check"] for each in document["mutants"] if each["outcome"] == "caught")
     total = document["summary"]
     said = ", ".join(f"{count} by {check}" for check, count in checks.most_common())
@@ -193,6 +205,7 @@ def _print(document: dict[str, Any]) -> None:
         f"{total['caught'] + total['timed_out']} of {total['mutants']} mutants caught ({said}; "
         f"{total['timed_out']} took too long), {total['does_not_build']} do not build, "
         f"{total['same_code']} have the same code, {total['proven_by_machine']} are proven equivalent by machine, "
+        f"{total['tried_on_every_value']} were tried on every value, "
         f"{total['argued_equivalent']} by an argument in words, "
         f"{total['survived']} survived"
     )

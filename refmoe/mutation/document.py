@@ -16,7 +16,7 @@ from refmoe.mutation.site import Site
 from refmoe.mutation.trial import Tried
 from refmoe.reports.documents import digest_of
 from refmoe.reports.environment import run_facts
-from refmoe.reports.mutation import MUTATION, SCHEMA_VERSION, VERDICTS, failures, figures, grouped
+from refmoe.reports.mutation import EVERY_VALUE, MUTATION, SCHEMA_VERSION, VERDICTS, failures, figures, grouped
 from refmoe.verify.source import file_sha256
 from refmoe.verify.sweep import Ledger, in_order
 
@@ -67,7 +67,7 @@ def outcomes_of(sites: Iterable[Site], ledger: Ledger) -> list[Tried]:
     """
     found = in_order((site.id for site in sites), ledger)
     try:
-        return [Tried(**document) for document in found.values()]
+        return [Tried(**{**document, "runs": tuple(document.get("runs", ()))}) for document in found.values()]
     except TypeError as error:
         raise ArgumentError("partial", f"{ledger.path}, with a result that is no outcome", "a sweep's file") from error
 
@@ -123,6 +123,9 @@ def mutation_document(
             {"id": each.id, "cases": each.cases, **reasons.get(each.id, _OPEN)}
             for each in tried
             if each.outcome == "survived"
+        ],
+        "every_value": [
+            {"id": each.id, "runs": [dict(run) for run in each.runs]} for each in tried if each.check == EVERY_VALUE
         ],
         "mutants": mutants,
     }

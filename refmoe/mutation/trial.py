@@ -10,7 +10,7 @@ import functools
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from refmoe.mutation.entries import (
 )
 from refmoe.mutation.proofs.bounds import within_bounds
 from refmoe.mutation.proofs.differences import proof
-from refmoe.mutation.proofs.equality import same_kernel
+from refmoe.mutation.proofs.equality import proof_of_same_kernel
 from refmoe.mutation.proofs.program import sound
 from refmoe.mutation.proofs.statements import same_module
 from refmoe.mutation.reach import HOST, EntryKey, Reach, default_cases, in_order
@@ -47,6 +47,7 @@ from refmoe.mutation.site import Site
 from refmoe.ptx import Module
 from refmoe.ptx.errors import ArgumentMismatch, Contraction, ParseError, UnknownOpcode
 from refmoe.ptx.findings import unexplained
+from refmoe.reports.mutation import EVERY_VALUE
 from refmoe.verify.certified import CERTIFIED, COUNTED
 from refmoe.verify.kernel import Devices, Kernel
 from refmoe.verify.plant import CATCHING, FaultResult
@@ -80,11 +81,12 @@ class Tried:
             compiler or the assembler refuses it. "survived": none of these.
         case: the case that failed or took too long, None if none did.
         check: what caught it: "bytes", a check of the executor, "warning" or "refusal"; of an equivalent one "PTX",
-            "SASS" or "proof".
+            "SASS", "proof", or `EVERY_VALUE`.
         finding: the first mismatch, the fault, the compiler's words, or the proof in a few.
         cases: cases run.
         reached: cases that reach it.
         seconds: CPU seconds that it took, the compiler's left out.
+        runs: of one that was tried on every value, what was tried: documents of `refmoe.mutation.proofs.trials.Trial`.
     """
 
     id: str
@@ -98,6 +100,7 @@ class Tried:
     cases: int
     reached: int
     seconds: float
+    runs: Sequence[Mapping[str, Any]] = ()
 
     def document(self) -> dict[str, Any]:
         """JSON-able."""
@@ -327,15 +330,25 @@ class _Trial:
         if self.most is not None or not self.sound_launches:
             return {}
         reasons = []
+        runs: list[dict[str, Any]] = []
         for key in on_one_arch(texts):
             sound = sound_text(key)
             # What differs in one instruction is followed on; what differs in more is laid beside the other.
             why = proof(self.site, sound) if self.site.floor == "ptx" else None
-            why = why or same_kernel(sound, texts[key])
             if why is None:
-                return {}
+                found = proof_of_same_kernel(sound, texts[key])
+                if found is None:
+                    return {}
+                why = found.words
+                runs += [run for each in found.trials if (run := asdict(each)) not in runs]
             reasons.append(why)
-        return {"outcome": "equivalent", "check": "proof", "finding": "; ".join(sorted(set(reasons)))}
+        check = EVERY_VALUE if runs else "proof"
+        return {
+            "outcome": "equivalent",
+            "check": check,
+            "finding": "; ".join(sorted(set(reasons))),
+            "runs": tuple(runs),
+        }
 
     def cuda(self) -> dict[str, Any]:
         """A mutant of a CUDA source or header."""

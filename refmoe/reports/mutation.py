@@ -20,7 +20,7 @@ from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, S
 from refmoe.reports.environment import Environment, Word
 from refmoe.verify.source import file_sha256
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 
 #: What may become of a mutant.
 OUTCOMES = ("caught", "timed out", "equivalent", "does not build", "survived")
@@ -28,6 +28,16 @@ OUTCOMES = ("caught", "timed out", "equivalent", "does not build", "survived")
 #: The words of a survivor's reason. "equivalent": an argument in words that nothing can tell it from the kernel.
 #: "no case": what it breaks is outside of what the cases of the default level ask. "open": nobody has looked.
 VERDICTS = ("equivalent", "no case", "open")
+
+#: What tells that a mutant is equivalent: where its expressions and the kernel's differ, every value that they are
+#: computed of was tried.
+EVERY_VALUE = "every value"
+
+#: What may tell that a mutant is equivalent.
+SAME = ("PTX", "SASS", "proof", EVERY_VALUE)
+
+#: Bits of what is counted through, at most.
+MOST_BITS = 34
 
 #: Of the mutants that build and change what is computed, the part that has to be caught.
 BAR = 0.98
@@ -64,6 +74,31 @@ class SurvivorRecord(Model):
     reason: str
 
 
+class CountedRecord(Model):
+    """A value that a run counted through: the bits that were tried at 0 and at 1, and words beside."""
+
+    made_by: Word
+    width: Literal[1, 8, 16, 32, 64]
+    mask: str
+    beside: list[str]
+
+
+class EveryValueRun(Model):
+    """A run of two expressions over every value of what they are computed of."""
+
+    inputs: Count
+    domain: list[CountedRecord]
+    where: list[str]
+    steps: Count
+
+
+class EveryValueRecord(Model):
+    """A mutant that was tried on every value of what differs."""
+
+    id: Word
+    runs: list[EveryValueRun]
+
+
 class Sample(Model):
     """Which mutants were tried."""
 
@@ -76,7 +111,7 @@ class MutationDocument(Model):
     """The keys of a document."""
 
     kind: Literal["mutation"]
-    schema_version: Literal["2"]
+    schema_version: Literal["3"]
     created: str
     command: str
     environment: Environment
@@ -89,6 +124,7 @@ class MutationDocument(Model):
     operators: list[dict[str, Any]]
     kernels: list[dict[str, Any]]
     survivors: list[SurvivorRecord]
+    every_value: list[EveryValueRecord]
     mutants: list[MutationRecord]
     passed: bool
     digest: Sha256
@@ -98,7 +134,8 @@ def figures(mutants: Iterable[Mapping[str, Any]], reasons: Mapping[str, Mapping[
     """The counts of some mutants, and the part of those that can be caught that is.
 
     `share` takes the arguments in words for what they say, that no input shows a difference. `share_unargued` takes
-    them for nothing: what lives without the same machine code or a proof by machine counts as not caught.
+    them for nothing: what lives without the same machine code, a proof by machine or a run over every value counts as
+    not caught.
 
     Args:
         mutants: with `id`, `outcome` and `check`.
@@ -110,14 +147,16 @@ def figures(mutants: Iterable[Mapping[str, Any]], reasons: Mapping[str, Mapping[
         each["outcome"] == "survived" and reasons.get(each["id"], {}).get("verdict") == "equivalent" for each in mutants
     )
     by_machine = sum(each["outcome"] == "equivalent" and each["check"] == "proof" for each in mutants)
+    by_run = sum(each["outcome"] == "equivalent" and each["check"] == EVERY_VALUE for each in mutants)
     caught = counts["caught"] + counts["timed out"]
     different = len(mutants) - counts["does not build"] - counts["equivalent"]
     wrong = different - in_words
     return {
         "mutants": len(mutants),
         "does_not_build": counts["does not build"],
-        "same_code": counts["equivalent"] - by_machine,
+        "same_code": counts["equivalent"] - by_machine - by_run,
         "proven_by_machine": by_machine,
+        "tried_on_every_value": by_run,
         "argued_equivalent": in_words,
         "caught": counts["caught"],
         "timed_out": counts["timed out"],
@@ -153,8 +192,8 @@ def contradictions(document: Mapping[str, Any]) -> list[str]:
             found.append(f"mutant {each['id']} is caught by no case, or by no check")
         if not caught and each["case"]:
             found.append(f"mutant {each['id']} is {each['outcome']} and names the case {each['case']}")
-        if each["outcome"] == "equivalent" and each["check"] not in ("PTX", "SASS", "proof"):
-            found.append(f"mutant {each['id']} is equivalent by {each['check']!r}; needed PTX, SASS or proof")
+        if each["outcome"] == "equivalent" and each["check"] not in SAME:
+            found.append(f"mutant {each['id']} is equivalent by {each['check']!r}; needed one of {', '.join(SAME)}")
         if caught and each["cases"] < 1:
             found.append(f"mutant {each['id']} is {each['outcome']} after {each['cases']} cases")
     lived = [each["id"] for each in mutants if each["outcome"] == "survived"]
@@ -167,6 +206,7 @@ def contradictions(document: Mapping[str, Any]) -> list[str]:
             )
         if not str(each["reason"]).strip():
             found.append(f"survivor {each['id']} has no reason")
+    found += _runs(document)
     reasons = {each["id"]: each for each in survivors}
     if document["summary"] != figures(mutants, reasons):
         found.append("its summary is not the sum of its mutants")
@@ -178,6 +218,50 @@ def contradictions(document: Mapping[str, Any]) -> list[str]:
     if not mutants:
         found.append("it has no mutants")
     return found
+
+
+def _runs(document: Mapping[str, Any]) -> Iterator[str]:
+    """What of the runs over every value does not fit the mutants, or itself."""
+    mutants = [each for each in document["mutants"] if each["check"] == EVERY_VALUE]
+    if [each["id"] for each in mutants] != [each["id"] for each in document["every_value"]]:
+        listed = len(document["every_value"])
+        yield f"{len(mutants)} mutants were tried on every value, and the list of runs has {listed} others"
+    for each in mutants:
+        if each["outcome"] != "equivalent" or each["floor"] == "host":
+            yield f"mutant {each['id']} is {each['outcome']} on the floor {each['floor']}, and was tried on every value"
+    for each in document["every_value"]:
+        if not each["runs"]:
+            yield f"mutant {each['id']} was tried on every value in no run"
+        for run in each["runs"]:
+            try:
+                bits = sum(_bits(part) for part in run["domain"])
+            except ValueError as error:
+                yield f"mutant {each['id']} was tried on {error}"
+                continue
+            if not run["domain"] or bits > MOST_BITS or run["inputs"] != 1 << bits:
+                yield (
+                    f"mutant {each['id']} was tried on {run['inputs']:,} values of {bits} bits; "
+                    f"needed two to the power of them, of {MOST_BITS} at most"
+                )
+            elif not run["steps"]:
+                yield f"mutant {each['id']} was tried on every value, in no step"
+
+
+def _bits(part: Mapping[str, Any]) -> int:
+    """Bits of the number that counts through a value.
+
+    Raises:
+        ValueError: the words are none of its width.
+    """
+    words = [part["mask"], *part["beside"]]
+    for word in words:
+        if not re.fullmatch(r"0x[0-9a-f]+", word) or int(word, 16) >> part["width"]:
+            raise ValueError(f"the word {word!r} of {part['width']} bits")
+    mask, beside = int(words[0], 16), {int(word, 16) for word in words[1:]}
+    if len(beside) < len(words) - 1 or any(not word & ~mask for word in beside):
+        raise ValueError(f"{', '.join(part['beside'])} twice, which {part['mask']} has, too")
+    held = bin(mask).count("1")
+    return max(held, (len(beside) - 1).bit_length()) + 1 if beside else held
 
 
 def _implausible(document: Mapping[str, Any]) -> list[str]:

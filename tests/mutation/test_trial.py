@@ -24,6 +24,7 @@ from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families.extents import geometry
 from refmoe.families.family import Case
 from refmoe.mutation import cuda, host, ptx, reach, trial
+from refmoe.mutation.document import mutation_document
 from refmoe.mutation.entries import (
     DoesNotBuild,
     compiled_entries,
@@ -36,10 +37,12 @@ from refmoe.mutation.entries import (
 )
 from refmoe.mutation.forked import forked
 from refmoe.mutation.proofs.differences import proof
+from refmoe.mutation.proofs.equality import proof_of_same_kernel
 from refmoe.mutation.reach import Reach
 from refmoe.mutation.site import Edit, Site, sites_of
 from refmoe.mutation.trial import Catalogue, Tried, attempt
 from refmoe.reports.gate import check_reports
+from refmoe.reports.mutation import EVERY_VALUE, contradictions
 from refmoe.verify.kernel import Devices, Kernel
 from refmoe.verify.runner import run_case
 from refmoe.verify.verdict import Verdict
@@ -163,6 +166,21 @@ def test_a_survivor_may_be_proven_to_be_the_same_kernel(catalogue: Catalogue, mo
     # A proof takes something of launches for granted. So it says nothing of a kernel that is launched otherwise.
     monkeypatch.setattr(trial, "sound", lambda plan, text: False)
     assert tried(site, catalogue).outcome == "survived"
+
+
+def test_a_survivor_may_be_tried_on_every_value(catalogue: Catalogue) -> None:
+    """A product by a power of two is exact, but below 2^-126, where every code is that of a zero."""
+    product = next(s for s in ptx.sites(ENTRY) if (s.before, s.after) == ("mul.rn.f32", "mul.rz.f32"))
+    found = tried(product, catalogue)
+    assert (found.outcome, found.check, found.case) == ("equivalent", EVERY_VALUE, None)
+    # A BF16 number, one of two choices, and an exponent.
+    assert [run["inputs"] for run in found.runs] == [1 << 26]
+    assert {part["mask"] for part in found.runs[0]["domain"]} >= {"0xffff0000"}
+    made = mutation_document([found], of=9, seed=7, command="refmoe mutate", seconds=1.0, reasons={})
+    assert not list(contradictions(json.loads(json.dumps(made))))
+    wrong = next(s for s in ptx.sites(ENTRY) if (s.before, s.after) == ("mul.rn.f32", "mul.rn.sat.f32"))
+    assert proof_of_same_kernel(sound_text(ENTRY), wrong.applied(sound_text(ENTRY))) is None
+    assert tried(wrong, catalogue).outcome == "caught"
 
 
 def test_ptx_that_the_assembler_refuses_is_no_mutant(catalogue: Catalogue) -> None:

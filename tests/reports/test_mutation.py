@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def test_a_document_above_the_bar_passes_the_gate(tmp_path: Path) -> None:
         "does_not_build": 1,
         "same_code": 1,
         "proven_by_machine": 0,
+        "tried_on_every_value": 0,
         "argued_equivalent": 0,
         "caught": 100,
         "timed_out": 1,
@@ -157,6 +159,63 @@ DAMAGE: list[tuple[Callable[[Document], Any], str]] = [
     (lambda made: first(made).update(id="cuda:quantize:guard:quantize.cu:1:1:zebra -> b"), "replaces 'zebra'"),
     (lambda made: first(made).update(id="cuda:quantize:guard:quantize.cu"), "does not name its file, line, column"),
 ]
+
+
+RUN = {
+    "inputs": 1 << 17,
+    "domain": [
+        {"made_by": "max.f32", "width": 32, "mask": "0x7fff0000", "beside": ["0x7fffffff"]},
+        {"made_by": "setp.lt.s32", "width": 1, "mask": "0x1", "beside": []},
+    ],
+    "where": ["setp.le.f32(v0, 0x45800000)"],
+    "steps": 12,
+}
+
+
+def tried_on_every_value(number: int) -> Tried:
+    return replace(tried(number, "equivalent"), check="every value", runs=(RUN,))
+
+
+def test_runs_over_every_value_are_listed_and_count_as_equivalent(tmp_path: Path) -> None:
+    one = tried_on_every_value(600)
+    made = document(one)
+    assert refusals(tmp_path, made) == []
+    assert made["every_value"] == [{"id": one.id, "runs": [RUN]}]
+    counts = [made["summary"][key] for key in ("tried_on_every_value", "proven_by_machine", "same_code", "survived")]
+    assert counts == [1, 0, 0, 0]
+    assert made["summary"]["share_unargued"] == 1.0
+
+
+def first_run(made: Document) -> Document:
+    run: Document = made["every_value"][0]["runs"][0]
+    return run
+
+
+def drop_runs(made: Document) -> None:
+    made["every_value"] = []
+
+
+RUN_DAMAGE: list[tuple[Callable[[Document], Any], str]] = [
+    (drop_runs, "1 mutants were tried on every value, and the list of runs has 0"),
+    (lambda made: made["every_value"][0].update(runs=[]), "was tried on every value in no run"),
+    (lambda made: first_run(made).update(inputs=1 << 16), "65,536 values of 17 bits"),
+    (lambda made: first_run(made).update(domain=[]), "131,072 values of 0 bits"),
+    (lambda made: first_run(made).update(steps=0), "in no step"),
+    (lambda made: first_run(made)["domain"][0].update(width=16), "the word '0x7fff0000' of 16 bits"),
+    (lambda made: first_run(made)["domain"][0].update(mask="all"), "the word 'all' of 32 bits"),
+    (lambda made: first_run(made)["domain"][0].update(beside=["0x10000"]), "0x10000 twice"),
+    (lambda made: made["mutants"][-1].update(check="proof"), "0 mutants were tried on every value"),
+    (lambda made: made["mutants"][-1].update(floor="host"), "on the floor host, and was tried on every value"),
+    (lambda made: made["summary"].update(tried_on_every_value=2), "its summary is not the sum"),
+]
+
+
+@pytest.mark.parametrize(("damage", "said"), RUN_DAMAGE, ids=[said for _, said in RUN_DAMAGE])
+def test_runs_against_themselves_are_refused(tmp_path: Path, damage: Callable[[Document], Any], said: str) -> None:
+    made = json.loads(json.dumps(document(tried_on_every_value(600))))
+    damage(made)
+    made["digest"] = digest_of(made)
+    assert any(said in sentence for sentence in refusals(tmp_path, made))
 
 
 @pytest.mark.parametrize(("damage", "said"), thinned(DAMAGE, 3), ids=[said for _, said in DAMAGE])

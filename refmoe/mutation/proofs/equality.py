@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from refmoe.mutation.proofs.conditions import Conditions
+from refmoe.mutation.proofs.domains import Domains
 from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
 from refmoe.mutation.proofs.functions import CalledModule
 from refmoe.mutation.proofs.lanes import LaneGroups
 from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
 from refmoe.mutation.proofs.program import WARP, EntryCode, NoProof
 from refmoe.mutation.proofs.ranges import Ranges
-from refmoe.mutation.proofs.trials import always_equal
+from refmoe.mutation.proofs.trials import Trial, tried
 from refmoe.mutation.proofs.values import EITHER, FALSE, TRUE
 
 #: What tells the assembler how to use registers, and nothing of what is computed.
@@ -24,14 +28,21 @@ _REGISTERS = re.compile(r"^\s*\.reg\b[^\n]*\n", re.MULTILINE)
 _SHARED = re.compile(r"^\s*\.(?:shared|const|global)\b[^\n]*\n", re.MULTILINE)
 _LOCAL = re.compile(r"^\s*(\.local\b[^\n]*)\[(\d+)\];\n", re.MULTILINE)
 _NUMBER_LOAD = re.compile(r"ld\.global(?:\.nc)?\.[us]64$")
-#: Pairs of expressions of a proof that are tried on all values: each is compiled.
-_TRIALS = 24
+#: Pairs of expressions of a proof that are tried on all values.
+_TRIALS = 4000
+#: Rounds in which more is found to be the same in some lanes alone.
+_ROUNDS = 12
+#: Of these the order and the brackets say nothing, nor how often an operand occurs.
+_CHAINED = frozenset(f"{name}.{kind}{bits}" for name in ("min", "max") for kind in "us" for bits in (16, 32, 64))
+#: Comparisons whose operands may be exchanged.
+_EITHER_COMPARED = re.compile(r"setp\.(?:eq|ne|equ|neu|num|nan)\.\w+$")
 #: What goes to memory of a register that may have more bits.
 _NARROW_STORE = re.compile(r"st\.(?:global|shared)\.[usb](8|16)$")
 _EARLY = "griddepcontrol.launch_dependents"
 
 
-_Asked = tuple[Node, Node, Node | None]
+#: Two nodes, a predicate that holds where they are compared, and comparisons that do.
+_Asked = tuple[Node, Node, Node | None, frozenset[Node]]
 
 
 @dataclass
@@ -41,24 +52,43 @@ class EqualEntries:
     Attributes:
         side: both.
         ranges: what their values may be.
-        tried: pairs of expressions that were tried on all their values.
+        trials: of pairs of expressions that were tried on all their values.
     """
 
     side: SideBySide
     ranges: Ranges
-    tried: int = 0
+    trials: list[Trial] = field(default_factory=list)
     _known: dict[_Asked, bool] = field(default_factory=dict)
     _assumed: set[_Asked] = field(default_factory=set)
     _trail: list[_Asked] = field(default_factory=list)
     _given: Node | None = None  # a predicate that holds where nodes are compared
+    _holds: frozenset[Node] = frozenset()  # comparisons that do
     _partly: dict[Node, Node] = field(default_factory=dict)  # what exchanges give, and where it is the same in both
     _sound: dict[tuple[Node, frozenset[Node]], bool] = field(default_factory=dict)
     _facts: dict[int, list[Node]] = field(default_factory=dict)
+    _taken_for: dict[Node, Node] = field(default_factory=dict)
     _trials: int = _TRIALS
 
     @cached_property
     def _lanes(self) -> LaneGroups:
         return LaneGroups(self.side, self.ranges)
+
+    @cached_property
+    def _conditions(self) -> Conditions:
+        return Conditions(self.side)
+
+    @cached_property
+    def _domains(self) -> Domains:
+        return Domains(self.side.nodes, self.side, self.ranges, frozenset(self._partly))
+
+    @contextmanager
+    def _where(self, holds: frozenset[Node]) -> Iterator[None]:
+        """Values are compared where some conditions hold."""
+        before, self._holds = self._holds, holds
+        try:
+            yield
+        finally:
+            self._holds = before
 
     @property
     def nodes(self) -> Nodes:
@@ -68,16 +98,18 @@ class EqualEntries:
     def holds(self) -> bool:
         """Whether both entries are the same kernel."""
         reached = sorted(self._reached())
-        while True:
-            before = len(self._partly)
+        for _ in range(_ROUNDS):
+            before = dict(self._partly)
             if not all(self._same_acts(number) for number in reached):
                 return False
-            if len(self._partly) == before:
+            if self._partly == before:
                 return True
             # What was found while more was taken for the same is asked again.
             self._known.clear()
             self._sound.clear()
             self._trail.clear()
+            self._domains = Domains(self.nodes, self.side, self.ranges, frozenset(self._partly))
+        return False
 
     def _reached(self) -> set[int]:
         """The pairs of paths that something leads to: a branch whose predicate never changes has one way."""
@@ -99,9 +131,10 @@ class EqualEntries:
 
     def _same_acts(self, number: int) -> bool:
         ones, others = self.side.acts[number]
-        if len(ones) != len(others) or not self._same_branch(number, *self.side.branches[number]):
-            return False
-        return all(self._same_act(number, one, other) for one, other in zip(ones, others, strict=True))
+        with self._where(self._conditions.at(number)):
+            if len(ones) != len(others) or not self._same_branch(number, *self.side.branches[number]):
+                return False
+            return all(self._same_act(number, one, other) for one, other in zip(ones, others, strict=True))
 
     def _same_branch(self, number: int, one: Node | None, other: Node | None) -> bool:
         if one is None or other is None:
@@ -236,7 +269,10 @@ class EqualEntries:
                 return True
         if (less := (self._plainer(one), self._plainer(other))) != (one, other):
             return self.equal(*less)
-        key = (one, other, self._given)
+        if self.nodes.shapes[one][:2] == self.nodes.shapes[other][:2] == ("atom", "unwritten"):
+            return self._same_nothing(one, other)
+        # Where paths meet, what holds on each way counts.
+        key = (one, other, self._given, frozenset() if one in self.side.meets else self._holds)
         if key in self._assumed:
             # Only where paths meet does an expression come back to itself: it is equal if it was a round ago.
             return True
@@ -338,6 +374,32 @@ class EqualEntries:
                 break
         return node
 
+    def _same_nothing(self, one: Node, other: Node) -> bool:
+        """Whether a register of the sound entry that nothing wrote may be taken for another one of the other entry.
+
+        The sound entry depends on no such value, whatever it is: so also if each is that of one register of the other
+        entry. One that the other entry has, too, counts as the same already.
+        """
+        if self.nodes.widths[one] != self.nodes.widths[other]:
+            return False
+        if one in self._unwritten or other not in self._unwritten:
+            return False
+        return self._taken_for.setdefault(one, other) == other
+
+    @cached_property
+    def _unwritten(self) -> set[Node]:
+        """The registers that nothing wrote which the other entry may read."""
+        side, nodes = self.side, self.nodes
+        seen: set[Node] = set()
+        waiting = [each for _, acts in side.acts.values() for act in acts for each in (*act.anywhere, act.guard)]
+        waiting += [each for acts in side.acts.values() for act in acts[1] for each in act.operands]
+        waiting += [each for _, each in side.branches.values() if each is not None]
+        while waiting:
+            if (node := waiting.pop()) not in seen:
+                seen.add(node)
+                waiting += [*nodes.arguments(node), *side.meets.get(node, ())]
+        return {each for each in seen if nodes.shapes[each][:2] == ("atom", "unwritten")}
+
     def _plainer(self, node: Node) -> Node:
         """A sum without the terms that have one value; a wide product as one of words that are as wide."""
         nodes, shape = self.nodes, self.nodes.shapes[node]
@@ -363,9 +425,11 @@ class EqualEntries:
         if self.nodes.widths[one] != self.nodes.widths[other] or self._trials == 0 or not self._both_sure(one, other):
             return False
         self._trials -= 1
-        found = always_equal(self.nodes, one, other)
-        self.tried += found
-        return found
+        found = tried(self._domains, one, other, self._holds)
+        # What is computed of constants alone has one value, which is no run.
+        if found is not None and found.domain and found not in self.trials:
+            self.trials.append(found)
+        return found is not None
 
     def _congruent(self, one: Node, other: Node) -> bool:
         """Whether two nodes are the same function of nodes that are equal."""
@@ -389,13 +453,27 @@ class EqualEntries:
             return False
         if heads[0] != heads[1] and not (kind == "op" and self._without_sign(one) == self._without_sign(other)):
             return False
-        if kind == "sel" and mine[0] == its[0] and self._both_sure(mine[0]):
-            ways = mine[0], self.nodes.negated(mine[0])
-            return all(self._equal_also(*each) for each in zip(ways, mine[1:], its[1:], strict=True))
         opcode = str(shapes[0][1])
-        if kind == "op" and opcode.partition(".")[0] in EITHER_WAY and not opcode.endswith(".f64"):
-            return self._in_any_order(mine, its)
+        in_any_order = opcode.partition(".")[0] in EITHER_WAY and not opcode.endswith(".f64")
+        if kind == "op" and (in_any_order or _EITHER_COMPARED.match(opcode)):
+            return self._in_any_order(mine, its) or (opcode in _CHAINED and self._same_chain(opcode, one, other))
+        if kind == "sel":
+            return self._same_choice(mine, its)
         return all(self.equal(*pair) for pair in zip(mine, its, strict=True))
+
+    def _same_choice(self, mine: tuple[Node, ...], its: tuple[Node, ...]) -> bool:
+        """Whether two choices have the same predicate, and values that are equal where it holds and where it fails."""
+        if not self.equal(mine[0], its[0]):
+            return False
+        for place, predicate in ((1, mine[0]), (2, self.nodes.negated(mine[0]))):
+            with self._where(self._holds | self._conditions.told(predicate)):
+                if mine[0] == its[0]:
+                    found = self._equal_also(predicate, mine[place], its[place])
+                else:
+                    found = self.equal(mine[place], its[place])
+            if not found:
+                return False
+        return True
 
     def _without_sign(self, node: Node) -> str:
         """The opcode of a node, that on unsigned numbers where no operand is negative."""
@@ -425,6 +503,24 @@ class EqualEntries:
                 if self.equal(one, its[0]) and self.equal(two, its[1]):
                     return True
         return False
+
+    def _same_chain(self, opcode: str, one: Node, other: Node) -> bool:
+        """Whether two nodes are the largest, or the least, of the same numbers, in any order and by any tree."""
+        chains = [self._links(opcode, each) for each in (one, other)]
+        if len(chains[0]) <= 2 and len(chains[1]) <= 2:
+            return False  # they have been compared in both orders
+        alike = self._both_sure(*(chains[0] & chains[1]))
+        return alike and self._matched(chains[0] - chains[1], chains[1] - chains[0])
+
+    def _links(self, opcode: str, node: Node) -> set[Node]:
+        found, waiting = set[Node](), [node]
+        while waiting:
+            shape = self.nodes.shapes[each := waiting.pop()]
+            if shape[:2] == ("op", opcode):
+                waiting += shape[2:]
+            else:
+                found.add(each)
+        return found
 
     def _terms(self, mine: Any, its: Any) -> bool:
         left, right = Counter(mine), Counter(its)
@@ -459,13 +555,43 @@ class EqualEntries:
         self._given = self.nodes.both(held) if held else None
         # Nobody comes by a branch that is never taken.
         came = [way is None or self.ranges.truth(way) != FALSE for way in self.side.ways[one]]
-        found = all(self.equal(*pair) for *pair, taken in zip(mine, its, came, strict=True) if taken)
+        ways = self._conditions.on_ways(int(self.nodes.shapes[one][2]))
+        # The beginning is one way more, on which nothing is known.
+        ways += [frozenset()] * (len(mine) - len(ways))
+        found = True
+        for way, taken, *pair in zip(ways, came, mine, its, strict=True):
+            with self._where(way):
+                found = found and (not taken or self.equal(*pair))
         self._given = given
         return found
 
 
+@dataclass(frozen=True)
+class SameKernel:
+    """A proof that two texts of an entry are the same kernel.
+
+    Attributes:
+        words: why, in a few.
+        trials: of values that were tried one by one; without any, the proof has none.
+    """
+
+    words: str
+    trials: tuple[Trial, ...]
+
+
 def same_kernel(sound: str, other: str) -> str | None:
     """Why another text of an entry is the same kernel, in a few words; None if that is not proven.
+
+    Args:
+        sound: the module of the entry as it is.
+        other: that of the mutant.
+    """
+    found = proof_of_same_kernel(sound, other)
+    return None if found is None else found.words
+
+
+def proof_of_same_kernel(sound: str, other: str) -> SameKernel | None:
+    """The proof that another text of an entry is the same kernel; None if there is none.
 
     Args:
         sound: the module of the entry as it is.
@@ -477,21 +603,23 @@ def same_kernel(sound: str, other: str) -> str | None:
         return None
 
 
-def _same_kernel(sound: str, other: str) -> str | None:
+def _same_kernel(sound: str, other: str) -> SameKernel | None:
     modules = CalledModule.of(sound), CalledModule.of(other)
     if modules[0].functions.keys() != modules[1].functions.keys():
         return None
     pairs = [(text, modules[1].functions[name]) for name, text in modules[0].functions.items()]
-    words = []
+    words: list[str] = []
+    trials: list[Trial] = []
     for one, two in [*((one, two) for one, two in pairs if one != two), (modules[0].entry, modules[1].entry)]:
         found = _same_text(one, two)
         if found is None:
             return None
-        words += [each for each in found if each not in words]
-    return "; ".join(words) or "each act has the same operands"
+        words += [each for each in found[0] if each not in words]
+        trials += [each for each in found[1] if each not in trials]
+    return SameKernel("; ".join(words) or "each act has the same operands", tuple(trials))
 
 
-def _same_text(sound: str, other: str) -> list[str] | None:
+def _same_text(sound: str, other: str) -> tuple[list[str], list[Trial]] | None:
     if not _same_heads(sound, other):
         return None
     words = []
@@ -508,7 +636,7 @@ def _same_text(sound: str, other: str) -> list[str] | None:
     proof = EqualEntries(side, ranges)
     if not proof.holds():
         return None
-    return [*words, "tried on every value of what differs"] if proof.tried else words
+    return [*words, *(["tried on every value of what differs"] if proof.trials else [])], proof.trials
 
 
 def _same_heads(sound: str, other: str) -> bool:

@@ -3,17 +3,24 @@
 Expressions are cut where they have few bits of what they depend on: the sixteen of a BF16 number that was loaded, not
 the thirty-two of FP32 that it became. What the bits below a cut stand for does not matter. Each opcode is computed by
 the native code of the executor, which is held against its specification.
+
+A cut may lie below an exchange: what another lane offers is the same expression of values of its own. Values that a
+comparison forbids are left out, as far as the comparison is made of the cut alone.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator, Sequence
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from llvmlite import ir
 
+from refmoe.mutation.proofs.domains import Domains, PossibleWords
 from refmoe.mutation.proofs.nodes import Node, Nodes
 from refmoe.native.compiler import Native, compiled
 from refmoe.ptx import isa
@@ -25,131 +32,262 @@ _WORD, _INDEX = ir.IntType(64), ir.IntType(32)
 #: Bits of a cut that are tried, and warps of values that are tried at a time.
 MOST_BITS = 34
 _WARPS = 1 << 15
-#: Cuts of one pair that are tried, and steps by which a cut goes down.
-_CUTS, _STEPS = 6, 160
+#: Cuts of one pair that are tried, steps by which a cut goes down, and nodes between a cut and its end.
+_CUTS, _STEPS, _NODES = 32, 160, 400
+#: Values times nodes of one trial, and of all that a process makes: the executor computes a few 10^9 in a second.
+MOST_WORK, ALL_WORK = 1 << 39, 1 << 41
+#: A half of a word that is taken apart.
+_HALF = re.compile(r"mov\.b(32|64) 2:([01])")
+#: From so many values on the compiler's passes are worth their time.
+_LONG = 1 << 20
 
 
 class NotTried(Exception):
     """An expression has a part that is not computed here."""
 
 
-#: Outcomes by what was tried: entries of one source have the same expressions.
+@dataclass(frozen=True)
+class CountedValue:
+    """A value that a trial counted through.
+
+    Attributes:
+        made_by: the opcode that gives it, or what else it is.
+        width: its bits.
+        mask: those that were tried at 1 and at 0, in hexadecimal; others were 0.
+        beside: words that were tried as well.
+    """
+
+    made_by: str
+    width: int
+    mask: str
+    beside: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Two expressions that are equal for all values of a cut.
+
+    Attributes:
+        inputs: how many values were tried, those included that `where` leaves out.
+        domain: what was counted through; v0 of `where` is the first.
+        where: comparisons that hold in the kernel: where they do not, a difference does not count.
+        steps: instructions and constants of both expressions.
+    """
+
+    inputs: int
+    domain: tuple[CountedValue, ...]
+    where: tuple[str, ...]
+    steps: int
+
+
+@dataclass
+class Budget:
+    """Work that a process may still do for trials, in values times nodes."""
+
+    left: int = ALL_WORK
+
+
+BUDGET = Budget()
+
+#: Outcomes by a hash of what was tried: entries of one source have the same expressions.
 _OUTCOMES: dict[str, bool] = {}
+
+
+@dataclass
+class Slices:
+    """Expressions over cuts.
+
+    Attributes:
+        domains: what their values may be.
+        conditions: predicates that hold where they are compared.
+    """
+
+    domains: Domains
+    conditions: tuple[Node, ...] = ()
+    _parts: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> Nodes:
+        """Those of the proof."""
+        return self.domains.nodes
+
+    def parts(self, node: Node) -> tuple[Node, ...]:
+        """The nodes that a node is computed of; of what an exchange reads, what the other lane offers."""
+        if node not in self._parts:
+            offered = self.domains.exchanged(node)
+            self._parts[node] = self.nodes.arguments(node) if offered is None else (offered,)
+        return self._parts[node]
+
+    def size(self, cut: Iterable[Node]) -> int:
+        """Bits of the number that counts through a cut."""
+        return sum(self.domains.of(each).bits for each in cut)
 
 
 def always_equal(nodes: Nodes, one: Node, other: Node) -> bool:
     """Whether two nodes have equal values, whatever the values of some cut below them are."""
-    for cut in sorted(_cuts(nodes, one, other), key=functools.partial(_size, nodes))[:_CUTS]:
-        key = _spelled(nodes, (one, other), cut)
-        if key not in _OUTCOMES:
-            try:
-                _OUTCOMES[key] = _equal_over(nodes, one, other, cut)
-            except NotTried:
-                _OUTCOMES[key] = False
-        if _OUTCOMES[key]:
-            return True
-    return False
+    return tried(Domains(nodes), one, other) is not None
 
 
-def _spelled(nodes: Nodes, ends: Sequence[Node], cut: Sequence[Node]) -> str:
-    """Two expressions over a cut as text, the same for all nodes that are made alike."""
-    names: dict[Node, str] = {}
+def tried(domains: Domains, one: Node, other: Node, conditions: Iterable[Node] = ()) -> Trial | None:
+    """A trial that shows two nodes to have equal values wherever some conditions hold; None if none does.
+
+    Args:
+        domains: of their nodes.
+        one: a node.
+        other: another one of the same width.
+        conditions: predicates.
+    """
+    slices = Slices(domains, tuple(sorted(conditions)))
+    cuts = sorted({*_cuts(slices, one, other)}, key=lambda cut: (slices.size(cut), cut))
+    for cut in cuts[:_CUTS]:
+        try:
+            wanted = _order(slices, (one, other), cut)
+            held = [each for each in slices.conditions if _over(slices, each, cut)]
+        except NotTried:
+            continue
+        for where in ([], held) if held else ([],):
+            if _outcome(slices, one, other, cut, where, len(wanted)):
+                names = {each: f"v{number}" for number, each in enumerate(cut)}
+                words = tuple(_written(domains.nodes, each, names) for each in where)
+                counted = tuple(_counted(domains, each) for each in cut)
+                return Trial(1 << slices.size(cut), counted, words, len(wanted))
+    return None
+
+
+def _outcome(slices: Slices, one: Node, other: Node, cut: tuple[Node, ...], where: list[Node], length: int) -> bool:
+    text = _spelled(slices, (one, other, *where), cut)
+    key = hashlib.sha256(text.encode()).hexdigest()
+    if key not in _OUTCOMES:
+        work = length << slices.size(cut)
+        if work > min(MOST_WORK, BUDGET.left):
+            return False
+        try:
+            _OUTCOMES[key], share = _equal_over(slices, one, other, cut, where)
+        except NotTried:
+            _OUTCOMES[key], share = False, 0.0
+        BUDGET.left -= int(work * share)
+    return _OUTCOMES[key]
+
+
+def _over(slices: Slices, condition: Node, cut: Sequence[Node]) -> bool:
+    """Whether a condition is computed of a cut alone."""
+    try:
+        _order(slices, (condition,), cut)
+    except NotTried:
+        return False
+    return True
+
+
+def _counted(domains: Domains, node: Node) -> CountedValue:
+    domain = domains.of(node)
+    beside = tuple(f"{word:#x}" for word in sorted(domain.beside))
+    return CountedValue(domains.named(node), domains.nodes.widths[node], f"{domain.mask:#x}", beside)
+
+
+def _written(nodes: Nodes, node: Node, names: dict[Node, str]) -> str:
+    """An expression in words."""
+    if node in names:
+        return names[node]
+    if (word := nodes.word(node)) is not None:
+        return f"{word:#x}"
+    shape = nodes.shapes[node]
+    head = shape[1] if shape[0] in ("op", "low") else shape[0]
+    return f"{head}({', '.join(_written(nodes, each, names) for each in nodes.arguments(node))})"
+
+
+def _spelled(slices: Slices, ends: Sequence[Node], cut: Sequence[Node]) -> str:
+    """Expressions over a cut as text, the same for all nodes that are made alike."""
+    nodes, names = slices.nodes, dict[Node, str]()
     lines: list[str] = []
 
     def name(node: Node) -> str:
         if node not in names:
+            shape = nodes.shapes[node]
             if node in cut:
-                text = f"any {nodes.widths[node]} {unknown_bits(nodes, node):x}"
+                domain = slices.domains.of(node)
+                text = f"any {nodes.widths[node]} {domain.mask:x} {sorted(domain.beside)}"
             else:
-                inner = {each: name(each) for each in nodes.arguments(node)}
-                parts = nodes.arguments(node)
-                factors = nodes.shapes[node][3:] if nodes.shapes[node][0] == "sum" else ()
-                head = nodes.shapes[node] if not parts else nodes.shapes[node][: 3 if factors else 2]
-                text = f"{head if not parts or factors or nodes.shapes[node][0] in ('op', 'low', 'pair') else head[0]}"
-                text += f" {nodes.widths[node]} " + " ".join(inner[each] for each in parts)
+                parts = slices.parts(node)
+                inner = [name(each) for each in parts]
+                factors = shape[3:] if shape[0] == "sum" else ()
+                head = shape if not parts else shape[: 3 if factors else 2]
+                text = f"{head if not parts or factors or shape[0] in ('op', 'low', 'pair') else shape[0]}"
+                text += f" {nodes.widths[node]} " + " ".join(inner)
                 text += " " + " ".join(str(factor) for _, factor in factors)
             lines.append(text)
             names[node] = f"#{len(names)}"
         return names[node]
 
+    # The order in which a cut is counted through does not matter.
     return ";".join([*(name(each) for each in ends), *lines])
 
 
-def unknown_bits(nodes: Nodes, node: Node) -> int:
-    """A mask of the bits that a node's value may have at 1 or at 0; other bits are 0."""
-    shape, bits = nodes.shapes[node], nodes.widths[node]
-    full = (1 << bits) - 1
-    if shape[0] == "op":
-        opcode, *sources = shape[1:]
-        words = [nodes.word(each) for each in sources]
-        parts = opcode.split(".")
-        if parts[0] == "and" and len(sources) == 2:
-            for mine, word in ((0, words[1]), (1, words[0])):
-                if word is not None:
-                    return unknown_bits(nodes, sources[mine]) & word & full
-        if parts[0] == "shr" and parts[-1][0] == "u" and words[1] is not None:
-            return (unknown_bits(nodes, sources[0]) & ((1 << int(parts[-1][1:])) - 1)) >> words[1]
-        if parts[0] == "cvt" and len(parts) == 3 and parts[1][0] == parts[2][0] == "u":
-            return unknown_bits(nodes, sources[0]) & ((1 << int(parts[2][1:])) - 1) & full
-    if shape[0] == "sum" and shape[2] == 0 and len(shape) == 4 and (factor := shape[3][1]) & (factor - 1) == 0:
-        return (unknown_bits(nodes, shape[3][0]) * int(factor)) & full
-    return full
+def _cuts(slices: Slices, one: Node, other: Node) -> Iterator[tuple[Node, ...]]:
+    """Sets of nodes that two nodes are computed of, those of few bits, from the top down, in two ways.
 
-
-def _size(nodes: Nodes, cut: Sequence[Node]) -> int:
-    return sum(bin(unknown_bits(nodes, each)).count("1") for each in cut)
-
-
-def _cuts(nodes: Nodes, one: Node, other: Node) -> Iterator[tuple[Node, ...]]:
-    """Sets of nodes that two nodes are computed of, those of few bits, from the top down."""
-    above = {one, other}
-    common = _below(nodes, one) & _below(nodes, other)
-    held: set[Node] = set()
-    waiting = list(above)
+    The first takes apart the node that was made last, the second the one of the most bits.
+    """
+    common = _below(slices, one) & _below(slices, other)
+    ways: tuple[Callable[[Node], tuple[int, int]], ...] = (
+        lambda node: (0, node),
+        lambda node: (slices.domains.of(node).bits, node),
+    )
+    nodes = slices.nodes
+    top: set[Node] = set()
+    waiting = [one, other]
+    seen: set[Node] = set()
     while waiting:
         node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
         if node in common:
-            held.add(node)
+            top.add(node)
         else:
-            waiting += [each for each in nodes.arguments(node) if nodes.word(each) is None]
-            if not nodes.arguments(node) and nodes.word(node) is None:
+            waiting += [each for each in slices.parts(node) if nodes.word(each) is None]
+            if not slices.parts(node) and nodes.word(node) is None:
                 return  # one of them depends on what the other does not
-    seen: set[tuple[Node, ...]] = set()
-    for _ in range(_STEPS):
-        cut = tuple(sorted(held))
-        if _size(nodes, cut) <= MOST_BITS and cut not in seen:
-            seen.add(cut)
-            yield cut
-        inner = [each for each in held if nodes.arguments(each)]
-        if not inner:
-            return
-        top = max(inner)
-        held.remove(top)
-        held |= {each for each in nodes.arguments(top) if nodes.word(each) is None}
+    for first in ways:
+        held = set(top)
+        for _ in range(_STEPS):
+            if slices.size(held) <= MOST_BITS:
+                yield tuple(sorted(held))
+            inner = [each for each in held if slices.parts(each)]
+            if not inner or len(held) > _NODES:
+                break
+            taken = max(inner, key=first)
+            held.remove(taken)
+            held |= {each for each in slices.parts(taken) if nodes.word(each) is None}
 
 
-def _below(nodes: Nodes, node: Node) -> set[Node]:
+def _below(slices: Slices, node: Node) -> set[Node]:
     found: set[Node] = set()
     waiting = [node]
     while waiting:
         each = waiting.pop()
         if each not in found:
             found.add(each)
-            waiting += nodes.arguments(each)
+            waiting += slices.parts(each)
     return found
 
 
-def _equal_over(nodes: Nodes, one: Node, other: Node, cut: tuple[Node, ...]) -> bool:
-    """Whether two nodes have equal values over all values of a cut.
+def _equal_over(
+    slices: Slices, one: Node, other: Node, cut: tuple[Node, ...], where: Sequence[Node]
+) -> tuple[bool, float]:
+    """Whether two nodes have equal values over all values of a cut, and the share of these that was tried.
 
     Raises:
         NotTried: a part that is not computed here.
     """
-    bits = sum(bin(unknown_bits(nodes, each)).count("1") for each in cut)
-    made = Native(compiled(_module(nodes, one, other, cut)))
+    bits = slices.size(cut)
+    level = 2 if 1 << bits >= _LONG else 0  # no pass: nothing is to be known but by a run
+    made = Native(compiled(_module(slices, one, other, cut, where), level, briefly=True), level)
     differ = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(made.address("run"))
     warps = max((1 << bits) // LANES, 1)
-    return not any(differ(start, min(start + _WARPS, warps)) for start in _starts(warps))
+    for done, start in enumerate(_starts(warps), start=1):
+        if differ(start, min(start + _WARPS, warps)):
+            return False, min(done * _WARPS / warps, 1.0)
+    return True, 1.0
 
 
 def _starts(warps: int) -> Iterator[int]:
@@ -159,24 +297,28 @@ def _starts(warps: int) -> Iterator[int]:
     yield from (start for start in range(0, warps, _WARPS) if start % stride)
 
 
-def _order(nodes: Nodes, ends: Sequence[Node], cut: Sequence[Node]) -> list[Node]:
-    """The nodes between a cut and what is asked for, each behind those that it is computed of."""
+def _order(slices: Slices, ends: Sequence[Node], cut: Sequence[Node]) -> list[Node]:
+    """The nodes between a cut and what is asked for, each behind those that it is computed of.
+
+    Raises:
+        NotTried: one is of neither the cut nor of others, or there are too many.
+    """
+    nodes, placed = slices.nodes, set(cut)
     found: set[Node] = set()
     waiting = list(ends)
     while waiting:
         node = waiting.pop()
-        if node in found or node in cut:
+        if node in found or node in placed:
             continue
-        if not nodes.arguments(node) and nodes.word(node) is None:
+        if (not slices.parts(node) and nodes.word(node) is None) or len(found) > _NODES:
             raise NotTried
         found.add(node)
-        waiting += nodes.arguments(node)
+        waiting += slices.parts(node)
     done: list[Node] = []
-    placed = set(cut)
-    # Arguments have smaller numbers, but for sums and choices that were made again.
+    # Arguments have smaller numbers, but for sums and choices that were made again, and for copies.
     left = sorted(found)
     while left:
-        ready = [each for each in left if set(nodes.arguments(each)) <= placed]
+        ready = [each for each in left if set(slices.parts(each)) <= placed]
         if not ready:
             raise NotTried
         done += ready
@@ -185,40 +327,78 @@ def _order(nodes: Nodes, ends: Sequence[Node], cut: Sequence[Node]) -> list[Node
     return done
 
 
-def _module(nodes: Nodes, one: Node, other: Node, cut: Sequence[Node]) -> str:
-    """Code that tells of some warps of values of a cut whether two nodes differ on any."""
+def _module(slices: Slices, one: Node, other: Node, cut: Sequence[Node], where: Sequence[Node]) -> str:
+    """Code that tells of some warps of values of a cut whether two nodes differ on any for which conditions hold.
+
+    Each node has a function of its own, which the compiler puts into no other one: so that both are computed, and it
+    does not see before a run that they are equal.
+    """
     module = ir.Module()
+    computed = [_function(module, slices, f"node{place}", each, cut) for place, each in enumerate((one, other, *where))]
     function = ir.Function(module, ir.FunctionType(_WORD, [_WORD, _WORD]), "run")
     first, last = function.args
     entry, loop, done = (function.append_basic_block(name) for name in ("entry", "loop", "done"))
     build = ir.IRBuilder(entry)
+    places = [build.alloca(vector(64)) for _ in computed]
     build.branch(loop)
     build.position_at_end(loop)
     number, found = build.phi(_WORD), build.phi(vector(1))
-    lanes = LaneBuilder(module, build, ir.Constant(vector(1), [True] * LANES))
     number.add_incoming(first, entry)
     found.add_incoming(ir.Constant(vector(1), [False] * LANES), entry)
-    splat = build.insert_element(ir.Constant(vector(64), ir.Undefined), build.mul(number, _WORD(LANES)), _INDEX(0))
-    mask = ir.Constant(ir.VectorType(_INDEX, LANES), [0] * LANES)
-    splat = build.shuffle_vector(splat, ir.Constant(vector(64), ir.Undefined), mask)
-    numbers = build.add(splat, ir.Constant(vector(64), list(range(LANES))))
-
-    values: dict[Node, Any] = {}
-    taken = 0
-    for node in cut:
-        spread, taken = _spread(build, lanes, numbers, unknown_bits(nodes, node), taken)
-        values[node] = _resized(lanes, spread, nodes.widths[node])
-    for node in _order(nodes, (one, other), cut):
-        values[node] = _value(nodes, node, build, lanes, values)
-    differs = build.icmp_unsigned("!=", values[one], values[other])
+    for each, place in zip(computed, places, strict=True):
+        build.call(each, [number, place])
+    differs = build.icmp_unsigned("!=", build.load(places[0]), build.load(places[1]))
+    for place in places[2:]:
+        differs = build.and_(differs, build.trunc(build.load(place), vector(1)))
     grown, onward = build.or_(found, differs), build.add(number, _WORD(1))
-    # A lowering may have made blocks of its own.
-    number.add_incoming(onward, build.block)
-    found.add_incoming(grown, build.block)
+    number.add_incoming(onward, loop)
+    found.add_incoming(grown, loop)
     build.cbranch(build.icmp_signed("<", onward, last), loop, done)
     build.position_at_end(done)
     build.ret(build.zext(build.icmp_unsigned("!=", build.bitcast(grown, _INDEX), _INDEX(0)), _WORD))
     return str(module)
+
+
+def _function(module: Any, slices: Slices, name: str, node: Node, cut: Sequence[Node]) -> Any:
+    """A function that puts the values of a node, for a warp of values of a cut, where it is told; as 64 bits each."""
+    nodes = slices.nodes
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_WORD, vector(64).as_pointer()]), name)
+    function.attributes.add("noinline")
+    number, result = function.args
+    build = ir.IRBuilder(function.append_basic_block("entry"))
+    lanes = LaneBuilder(module, build, ir.Constant(vector(1), [True] * LANES))
+    splat = build.insert_element(ir.Constant(vector(64), ir.Undefined), build.mul(number, _WORD(LANES)), _INDEX(0))
+    mask = ir.Constant(ir.VectorType(_INDEX, LANES), [0] * LANES)
+    splat = build.shuffle_vector(splat, ir.Constant(vector(64), ir.Undefined), mask)
+    numbers = build.add(splat, ir.Constant(vector(64), list(range(LANES))))
+    values: dict[Node, Any] = {}
+    taken = 0
+    for each in cut:
+        spread, taken = _chosen(build, lanes, numbers, slices.domains.of(each), taken)
+        values[each] = _resized(lanes, spread, nodes.widths[each])
+    for each in _order(slices, (node,), cut):
+        values[each] = _value(slices, each, build, lanes, values)
+    build.store(_resized(lanes, values[node], 64), result)
+    build.ret_void()
+    return function
+
+
+def _chosen(build: Any, lanes: Any, numbers: Any, domain: PossibleWords, taken: int) -> tuple[Any, int]:
+    """The words of a domain, by bits of numbers from one on; and the first bit that is left."""
+    spread, _ = _spread(build, lanes, numbers, domain.mask, taken)
+    if not domain.beside:
+        return spread, taken + domain.bits
+    words = sorted(domain.beside)
+    place = build.and_(
+        build.lshr(numbers, lanes.constant(taken, 64)), lanes.constant((1 << (len(words) - 1).bit_length()) - 1, 64)
+    )
+    found = lanes.constant(words[0], 64)
+    for number, word in enumerate(words[1:], start=1):
+        is_it = build.icmp_unsigned("==", place, lanes.constant(number, 64))
+        found = build.select(is_it, lanes.constant(word, 64), found)
+    end = taken + domain.bits
+    last = build.and_(build.lshr(numbers, lanes.constant(end - 1, 64)), lanes.constant(1, 64))
+    return build.select(build.icmp_unsigned("!=", last, lanes.constant(0, 64)), found, spread), end
 
 
 def _spread(build: Any, lanes: Any, numbers: Any, mask: int, taken: int) -> tuple[Any, int]:
@@ -241,10 +421,13 @@ def _resized(lanes: Any, value: Any, bits: int) -> Any:
     return made
 
 
-def _value(nodes: Nodes, node: Node, build: Any, lanes: Any, values: dict[Node, Any]) -> Any:
+def _value(slices: Slices, node: Node, build: Any, lanes: Any, values: dict[Node, Any]) -> Any:
+    nodes = slices.nodes
     shape, bits = nodes.shapes[node], nodes.widths[node]
     kind = shape[0]
-    given = [values[each] for each in nodes.arguments(node)]
+    given = [values[each] for each in slices.parts(node)]
+    if kind == "atom" and len(given) == 1:
+        return _resized(lanes, given[0], bits)
     if kind == "int":
         return ir.Constant(vector(1), [bool(shape[1])] * LANES) if bits == 1 else lanes.constant(shape[1], bits)
     if kind == "sum":
@@ -263,6 +446,9 @@ def _value(nodes: Nodes, node: Node, build: Any, lanes: Any, values: dict[Node, 
         return _instruction(shape[1], [lanes.constant(0, 32), given[0]], lanes, bits)
     if kind == "op" and shape[1] == "and.pred":
         return functools.reduce(build.and_, given)
+    if kind == "op" and (match := _HALF.fullmatch(shape[1])):
+        whole = _resized(lanes, given[0], int(match[1]))
+        return _resized(lanes, build.lshr(whole, lanes.constant(bits * int(match[2]), int(match[1]))), bits)
     if kind == "op" and " " not in shape[1]:
         return _instruction(shape[1], given, lanes, bits)
     raise NotTried
@@ -272,8 +458,8 @@ def _instruction(opcode: str, given: list[Any], lanes: Any, bits: int) -> Any:
     """What the code of an opcode makes of values.
 
     Raises:
-        NotTried: there is none; what the chip makes of it is a model of what it was seen to do; or the assembler may
-            make one instruction of it and of another.
+        NotTried: there is none; or what the chip makes of it is a model of what it was seen to do, or the assembler may
+            put it and another one together.
     """
     try:
         operation = isa.resolve(opcode, 1, len(given))

@@ -10,8 +10,8 @@ from refmoe.reports.html.section import Column, Limits, Section, capped, columns
 from refmoe.reports.mutation import contradictions, failures
 
 _COUNTS = (
-    "mutants", "does_not_build", "same_code", "proven_by_machine", "argued_equivalent", "caught", "timed_out",
-    "survived", "share", "share_unargued",
+    "mutants", "does_not_build", "same_code", "proven_by_machine", "tried_on_every_value", "argued_equivalent",
+    "caught", "timed_out", "survived", "share", "share_unargued",
 )  # fmt: skip
 
 
@@ -37,19 +37,38 @@ def mutation_section(name: str, document: Mapping[str, Any], limits: Limits) -> 
     head = columns(
         ":verdict", "mutant:code", "floor", "kernel", "operator", "caught by the case:code", "check", "cases run:number"
     )
+    runs = [
+        (
+            cut(each["id"], limits.cell),
+            cell_text(run["inputs"]),
+            cut("; ".join(_part(number, part) for number, part in enumerate(run["domain"])), limits.cell),
+            cut("; ".join(run["where"]), limits.cell),
+            cell_text(run["steps"]),
+        )
+        for each in document["every_value"]
+        for run in each["runs"]
+    ]
     return Section(
         name,
         "mutation",
         "PASS" if good else "FAIL",
         "good" if good else "bad",
         f"{total['caught'] + total['timed_out']:,} of {sample['tried']:,} mutants caught, {total['survived']:,} "
-        f"survived, {total['proven_by_machine'] + total['same_code']:,} are equivalent, "
+        f"survived, "
+        f"{total['proven_by_machine'] + total['tried_on_every_value'] + total['same_code']:,} are equivalent, "
         f"{total['argued_equivalent']:,} more by an argument in words, {total['does_not_build']:,} do not build; "
         f"{sample['of']:,} were there to draw from",
         [*facts_of(document, "passed"), *((f"sample, {key}", cell_text(value)) for key, value in sample.items())],
         reason=cut(found[0], limits.reason) if found else "",
         tables=[
             capped("Survivors", columns(":verdict", "mutant:code", "cases run:number", "reason"), survivors, limits),
+            capped(
+                "Tried on every value",
+                columns("mutant:code", "values:number", "of", "where", "steps:number"),
+                runs,
+                limits,
+                folded=True,
+            ),
             *(
                 capped(f"By {group[:-1]}", _head(group), _rows(document[group], group), limits)
                 for group in ("kernels", "operators")
@@ -57,6 +76,11 @@ def mutation_section(name: str, document: Mapping[str, Any], limits: Limits) -> 
             capped("Mutants", head, mutants, limits, folded=True),
         ],
     )
+
+
+def _part(number: int, part: Mapping[str, Any]) -> str:
+    beside = "".join(f" or {word}" for word in part["beside"])
+    return f"v{number}: {part['made_by']}, {part['width']} bits, any of {part['mask']}{beside}"
 
 
 def _head(group: str) -> Sequence[Column]:
