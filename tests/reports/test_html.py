@@ -249,6 +249,7 @@ def test_survivors_of_mutation_stand_first_with_their_reason(tmp_path: Path) -> 
         "summary": figures(mutants, {}), "mutants": mutants,
         **{group: grouped(mutants, group[:-1], {}) for group in GROUPS},
         "survivors": [{"id": mutants[-1]["id"], "cases": 3, "verdict": "open", "reason": "nobody has looked yet"}],
+        "every_value": [],
     }  # fmt: skip
     path = tmp_path / "mutation.json"
     path.write_text(json.dumps({**made, "digest": digest_of(made)}))
@@ -256,7 +257,8 @@ def test_survivors_of_mutation_stand_first_with_their_reason(tmp_path: Path) -> 
     assert "FAIL 4 of 7 mutants caught, 1 survived, 1 are equivalent, 0 more by an argument in words, 1 do" in text
     assert "80.0 % of the mutants that can be caught are; needed 98.0 %" in text
     assert "open cuda:quantize:guard:6 3 nobody has looked yet" in text
-    assert "By kernel floor kernel mutants does not build same code proven by machine argued equivalent caught" in text
+    columns = "mutants does not build same code proven by machine tried on every value argued equivalent caught"
+    assert f"By kernel floor kernel {columns}" in text
     assert f"caught cuda:quantize:guard:0 cuda quantize guard {CASE} bytes 3" in text
 
 
