@@ -559,7 +559,7 @@ class Atomic(Access):
     def _remember(self, frame: Frame, region: Region, index: Array, lanes: Array) -> None:
         """What is in global memory before the atomics of `lanes` [n], for strong loads that may miss them."""
         strong = frame.machine.strong
-        if strong.choices is None or not strong.missable or region.space != "global":
+        if strong.choices is None or not strong.accesses_strongly or region.space != "global":
             return
         places, first = np.unique(index, return_index=True)
         records = self._records(region, places, lanes[first]).reshape(len(places), -1)

@@ -96,7 +96,7 @@ class Strong:
         first_cta: number of the first of them in the grid.
         blocks: CTAs of a cluster.
         choices: what decides which of several writes a read takes; None for the last one.
-        missable: whether the kernel has strong loads or stores, for which a write may not have come yet.
+        accesses_strongly: whether the kernel has strong loads or stores: only these miss what an atomic wrote.
 
     Attributes:
         passing: the widest scope of the fences behind which the load that happens was put off; 0 for another access.
@@ -104,9 +104,9 @@ class Strong:
 
     def __init__(
         self, clocks: Clocks, order: Order, warps: int, first_cta: int, blocks: int, choices: Choosing | None,
-        missable: bool,
+        accesses_strongly: bool,
     ) -> None:  # fmt: skip
-        self._clocks, self._order, self.choices, self.missable = clocks, order, choices, missable
+        self._clocks, self._order, self.choices, self.accesses_strongly = clocks, order, choices, accesses_strongly
         self._lanes_of_cta, self._blocks = warps * LANES, blocks
         self.passing = 0
         self.restart(first_cta)
