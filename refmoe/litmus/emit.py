@@ -113,6 +113,7 @@ class KernelWriter:
         self.declared: set[tuple[str, int]] = set()
         self.guard = ""
         self.thread = 0
+        self._dropped = False
         self.shared_space = "shared" if target == "sm_80" else "shared::cta"
 
     def text(self, programs: Sequence[Program], name: str) -> str:
@@ -212,13 +213,24 @@ class KernelWriter:
         mine = [key for key in self.program.registers if key[0] == number]
         for key in mine:
             self.lines.append(f"mov.b{self._bits(*key)} {self._register(*key)}, 0;")
-        for each in thread.instructions:
+        for at, each in enumerate(thread.instructions):
+            self._dropped = _is_dropped(each, thread.instructions[at + 1 :])
             self._instruction(each)
+        self._dropped = False
         for index, key in enumerate(self.program.registers):
             if key in mine:
                 self._add(f"st.global.b{self._bits(*key)} [%results+{8 * index}], {self._register(*key)};")
         self.lines.append("ret;")
         self.lines.append(f"{end}:")
+
+    def _target(self, register: str) -> str:
+        """Where a read goes: to a register of its own if nobody asks for what it read, as a compiler has it."""
+        if not self._dropped:
+            return self._register(self.thread, register)
+        bits = self._bits(self.thread, register)
+        name = f"%dropped{sum(each.startswith('%dropped') for each, _ in self.declared)}"
+        self.declared.add((name, bits))
+        return name
 
     def _at(self, at: Address) -> str:
         return f"[%global+{at.offset}]" if at.space == "global" else f"[variables+{at.offset}]"
@@ -272,10 +284,7 @@ class KernelWriter:
         return f"{order}{f'.{each.scope}' if each.scope else ''}.{each.at.space}{'.nc' if each.order == 'nc' else ''}"
 
     def _load(self, each: Load) -> None:
-        self._add(
-            f"ld{self._qualified(each)}.u{8 * each.width} "
-            f"{self._register(self.thread, each.register)}, {self._at(each.at)};"
-        )
+        self._add(f"ld{self._qualified(each)}.u{8 * each.width} {self._target(each.register)}, {self._at(each.at)};")
 
     def _store(self, each: Store) -> None:
         value = each.value
@@ -295,7 +304,7 @@ class KernelWriter:
         if each.register is None:
             self._add(f"{opcode} {self._at(each.at)}, {operands};")
             return
-        target = self._register(self.thread, each.register)
+        target = self._target(each.register)
         if bits == self._bits(self.thread, each.register):
             self._add(f"{opcode} {target}, {self._at(each.at)}, {operands};")
         else:
@@ -336,6 +345,20 @@ class KernelWriter:
         self.lines.append(f"{again}:")
         self._add(f"mbarrier.{wait}.parity.{self.shared_space}.b64 %p, {self._mbarrier(each.mbarrier)}, {each.parity};")
         self.lines.append(f"@!%p bra {again};")
+
+
+def _is_dropped(each: Instruction, behind: tuple[Instruction, ...]) -> bool:
+    """Whether an instruction reads into a register that another one of its thread overwrites before anybody asks."""
+    if not isinstance(each, Load | Atomic) or each.register is None:
+        return False
+    for other in behind:
+        for one in walk((other,)):
+            asks = one.value if isinstance(one, Store) else one.register if isinstance(one, If) else None
+            if asks == each.register:
+                return False
+        if isinstance(other, Load | Atomic) and other.register == each.register:
+            return True
+    return False
 
 
 def _wide(program: Program) -> set[tuple[int, str]]:

@@ -1,18 +1,19 @@
 """Litmus programs by seed: the systematic ones first, then random ones, each with its verdict.
 
-The systematic ones are `classical` shapes, message passing, what CUDA programmers write, fences of unlike scopes, and
-asynchronous copies. Random ones are systematic ones with an instruction left out, moved or changed, and small programs
-drawn from scratch.
+The systematic ones are `classical` shapes, shapes with atomics, message passing, what CUDA programmers write, fences of
+unlike scopes, and asynchronous copies. Random ones are systematic ones with an instruction left out, moved or changed,
+and small programs drawn from scratch: of whatever there is, or of strong accesses that contend.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import get_args
 
+from refmoe.litmus.atomics import atomics
 from refmoe.litmus.axioms import TooLarge, judge
 from refmoe.litmus.copies import copies
 from refmoe.litmus.fenced import fenced
@@ -43,8 +44,10 @@ from refmoe.litmus.shapes import PLACES, classical, cluster_of
 from refmoe.litmus.verdict import ModelVerdict
 
 _SCOPES: tuple[Scope, ...] = get_args(Scope)
-#: Of 10 random programs, so many are changed systematic ones.
-_CHANGED = 7
+#: Of 10 random programs, so many are changed systematic ones, and so many contend.
+_CHANGED, _CONTEND = 5, 3
+#: Of 10 programs, so many are random ones.
+_RANDOM = 3
 
 
 def systematic() -> Iterator[Program]:
@@ -56,6 +59,7 @@ def systematic() -> Iterator[Program]:
     yield from chains()
     yield from fenced()
     yield from classical()
+    yield from atomics()
 
 
 def drawn(seed: int) -> Iterator[Program]:
@@ -63,22 +67,24 @@ def drawn(seed: int) -> Iterator[Program]:
     random_ = random.Random(seed)
     sources = list(systematic())
     while True:
-        if random_.randrange(10) < _CHANGED:
+        kind = random_.randrange(10)
+        if kind < _CHANGED:
             yield changed(random_.choice(sources), random_)
         else:
-            yield scratch(random_)
+            yield scratch(random_, contended if kind < _CHANGED + _CONTEND else None)
 
 
 def judged(count: int, seed: int = 0) -> Iterator[tuple[Program, ModelVerdict]]:
     """So many different programs with their verdicts; the same ones for the same seed.
 
-    If fewer are asked for than there are systematic ones, they are spread evenly over these. Programs that may wait for
-    ever, and such as have too many executions to judge, are left out.
+    Of ten programs three are random. If there are more systematic ones than are asked for, those that come are spread
+    evenly over them; behind the last one all are random. Programs that may wait for ever, and such as have too many
+    executions to judge, are left out.
     """
     seen: set[str] = set()
     order = list({program.key: program for program in systematic()}.values())
     random.Random(seed).shuffle(order)
-    for program in itertools.chain(order, drawn(seed)):
+    for program in _mixed(order, drawn(seed)):
         if len(seen) == count:
             return
         if program.key in seen:
@@ -92,6 +98,16 @@ def judged(count: int, seed: int = 0) -> Iterator[tuple[Program, ModelVerdict]]:
             continue
         seen.add(program.key)
         yield program, verdict
+
+
+def _mixed(order: list[Program], drawn_: Iterator[Program]) -> Iterator[Program]:
+    """Systematic programs with random ones among them, and these alone behind the last one."""
+    for number, program in enumerate(order):
+        yield program
+        # Of so many systematic programs there have come as many random ones as make the share.
+        behind, before = ((each * _RANDOM) // (10 - _RANDOM) for each in (number + 1, number))
+        yield from itertools.islice(drawn_, behind - before)
+    yield from drawn_
 
 
 # ---- changed programs -----------------------------------------------------------------------------------------------
@@ -167,8 +183,16 @@ def _scope(order: str, random_: random.Random) -> Scope | None:
 # ---- programs from scratch ------------------------------------------------------------------------------------------
 
 
-def scratch(random_: random.Random) -> Program:
-    """Two or three threads of two to four instructions on up to three variables."""
+def scratch(
+    random_: random.Random, instruction: Callable[[random.Random, int, bool], Instruction] | None = None
+) -> Program:
+    """Two or three threads of two to four instructions on up to three variables.
+
+    Args:
+        random_: draws.
+        instruction: draws one of a thread, by its number and whether all are of one CTA; None for any.
+    """
+    instruction = instruction or _instruction
     count = random_.choice((2, 2, 2, 3))
     where = random_.choice(tuple(PLACES))
     places = PLACES[where][:count]
@@ -177,7 +201,7 @@ def scratch(random_: random.Random) -> Program:
     threads = []
     for number, place in enumerate(places):
         instructions = [
-            _instruction(random_, number, one_cta) for _ in range(random_.randrange(2, 5 if count == 2 else 4))
+            instruction(random_, number, one_cta) for _ in range(random_.randrange(2, 5 if count == 2 else 4))
         ]
         registers = [each.register for each in instructions if isinstance(each, Load | Atomic) and each.register]
         if registers and random_.randrange(3) == 0:
@@ -219,3 +243,21 @@ def _instruction(random_: random.Random, thread: int, shared: bool) -> Instructi
         return Atomic(operation, at, random_.randrange(1, 4), order, scope, register, random_.randrange(2))  # type: ignore[arg-type]
     name = random_.choice(("acq_rel", "sc", "membar"))
     return Fence(name, "gpu" if name == "membar" and scope == "cluster" else scope)  # type: ignore[arg-type]
+
+
+def contended(random_: random.Random, thread: int, shared: bool) -> Instruction:
+    """A strong access or a fence, most of which reach every thread: what may be seen in many orders without a race."""
+    at, kind = Address.of(random_.choice("xyxyz")), random_.randrange(20)
+    scope = random_.choice(("gpu", "gpu", "gpu", "cta" if shared else "sys", "cluster"))
+    register = f"r{random_.randrange(3)}"
+    if kind < 5:
+        return Load(register, at, 4, random_.choice(("relaxed", "relaxed", "acquire")), scope)  # type: ignore[arg-type]
+    if kind < 9:
+        value: int | str = random_.choice((1, 2, thread + 3, register))
+        return Store(at, value, 4, random_.choice(("relaxed", "relaxed", "release")), scope)  # type: ignore[arg-type]
+    if kind < 16:
+        order = random_.choice(("relaxed", "relaxed", "relaxed", "acquire", "release", "acq_rel"))
+        operation = random_.choice(("add", "exch", "cas", "cas"))
+        operand, compare = random_.randrange(1, 4), random_.randrange(3)
+        return Atomic(operation, at, operand, order, scope, register, compare)  # type: ignore[arg-type]
+    return Fence(random_.choice(("acq_rel", "acq_rel", "sc")), scope)  # type: ignore[arg-type]

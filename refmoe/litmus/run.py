@@ -19,13 +19,13 @@ from refmoe import ptx
 from refmoe.errors import RefmoeError
 from refmoe.litmus.emit import GLOBAL_BYTES, arch, module_text, shape
 from refmoe.litmus.events import Memory
-from refmoe.litmus.program import Atomic, Fence, Instruction, Load, Program, Store, walk
+from refmoe.litmus.program import Atomic, Fence, Instruction, Program, Store, walk
 from refmoe.litmus.verdict import ModelVerdict
 
 #: Programs of one kernel. More take less time each, until the kernel's size shows.
 BATCH = 48
-#: Blocks of code that a warp may run: far more than any program needs that does not wait for ever.
-STEP_BUDGET = 4000
+#: Blocks of code that a warp may run: more than any program needs, or a loop of plain loads before it gives way.
+STEP_BUDGET = 20000
 #: Programs that a report shows of each shape, cause and kind.
 _SHOWN = 1
 
@@ -165,8 +165,8 @@ def judge_observation(verdict: ModelVerdict, observation: Observation, whole: bo
 def shows_all(program: Program, verdict: ModelVerdict) -> bool:
     """Whether a program has to show every outcome that the model allows, if it runs often enough.
 
-    It need not where an atomic may pass a fence or an acquire of its thread that synchronises with nobody, or a load a
-    `fence.sc`, see `refmoe.ptx.program.late`: a read, then what it passes, and behind that a strong write.
+    It need not where an atomic may pass a `fence.sc` of its thread, see `refmoe.ptx.program.late`: behind the fence is
+    another strong write.
     """
     if verdict.outcomes is None or len(verdict.outcomes) > FEW_OUTCOMES:
         return False
@@ -174,20 +174,14 @@ def shows_all(program: Program, verdict: ModelVerdict) -> bool:
 
 
 def _may_pass(instructions: tuple[Instruction, ...]) -> bool:
-    """Whether a thread comes to a strong write behind something ordering that the executor lets no read pass."""
-    read = atomic = ordered = False
+    """Whether a thread comes from an atomic past a fence that the executor lets no atomic pass to a strong write."""
+    atomic = passed = False
     for each in walk(instructions):
-        strong = isinstance(each, Load | Store | Atomic) and each.order not in ("weak", "nc")
-        if strong and ordered and isinstance(each, Store | Atomic):
+        strong = isinstance(each, Store | Atomic) and each.order not in ("weak", "nc")
+        if strong and passed:
             return True
-        orders = isinstance(each, Fence) or (
-            isinstance(each, Load | Atomic) and each.order in ("acquire", "release", "acq_rel")
-        )
-        if atomic and orders and isinstance(each, Atomic):
-            return True
-        ordered |= (atomic and orders) or (read and isinstance(each, Fence) and each.order != "acq_rel")
-        read |= strong and isinstance(each, Load | Atomic)
-        atomic |= strong and isinstance(each, Atomic)
+        passed |= atomic and isinstance(each, Fence) and each.order != "acq_rel"
+        atomic |= isinstance(each, Atomic)
     return False
 
 

@@ -205,9 +205,13 @@ ATOMIC_PASSES = (
     "0.0.0: atom.relaxed.gpu.add r0 x 1; fence.acq_rel.cta; st.relaxed.gpu y 1 | "
     "1.0.0: atom.relaxed.gpu.add r0 y 1; fence.acq_rel.cta; st.relaxed.gpu x 1"
 )
-FENCE_SC_PASSED = (
-    "0.0.0: ld.relaxed.gpu r0 x; fence.sc.cta; st.relaxed.gpu y 1 | "
+LOAD_PASSES_IN_ORDER = (
+    "0.0.0: ld.relaxed.gpu r0 x; fence.sc.gpu; st.relaxed.gpu y 1 | "
     "1.0.0: ld.relaxed.gpu r0 y; fence.sc.cta; st.relaxed.gpu x 1"
+)
+ATOMIC_PASSES_IN_ORDER = (
+    "0.0.0: atom.relaxed.gpu.add r0 x 1; fence.sc.gpu; st.relaxed.gpu y 1 | "
+    "1.0.0: ld.relaxed.gpu r0 y; st.relaxed.gpu x r0"
 )
 
 
@@ -233,17 +237,17 @@ def test_a_program_without_a_race_shows_every_outcome() -> None:
     assert not late.passed
 
 
-def test_what_a_load_passes_has_to_show() -> None:
-    found = program(PASSES)
+@pytest.mark.parametrize("passing", [PASSES, ATOMIC_PASSES, LOAD_PASSES_IN_ORDER])
+def test_what_a_read_passes_has_to_show(passing: str) -> None:
+    found = program(passing)
     verdict = judge(found)
     assert (verdict.racy, shows_all(found, verdict)) == (False, True)
     report = compare([(found, verdict)], schedules=4, walks=ENOUGH_WALKS)
     assert (report.passed, report.verdict_on_outcomes) == (True, "equal in all 1 programs without a race")
 
 
-@pytest.mark.parametrize(("passing", "never"), [(ATOMIC_PASSES, (1, 1, 2, 2)), (FENCE_SC_PASSED, (1, 1, 1, 1))])
-def test_what_an_atomic_passes_or_a_fence_sc_need_not_show(passing: str, never: tuple[int, ...]) -> None:
-    found = program(passing)
+def test_an_atomic_that_passes_a_fence_in_order_need_not_show() -> None:
+    found, never = program(ATOMIC_PASSES_IN_ORDER), (1, 1, 2, 1)
     verdict = judge(found)
     assert not verdict.racy
     assert verdict.outcomes is not None

@@ -154,7 +154,7 @@ def compile_entry(
         leave,
         emitter.fences_in_order,
         emitter.fences_inits,
-        emitter.accesses_strongly,
+        frozenset(emitter.strong_spaces),
         emitter.has_warpgroups,
         tuple(len(b.instructions) + (b.terminator.instruction is not None) for b in program.blocks),
         plan.approximate,

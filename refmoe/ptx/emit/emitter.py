@@ -13,8 +13,9 @@ from refmoe.ptx import isa
 from refmoe.ptx.emit import async_copies, bulk, call, cluster, tensor, textures, video, wgmma, wmma
 from refmoe.ptx.emit.builder import WINDOWS, Builder
 from refmoe.ptx.engine import warp
+from refmoe.ptx.engine.atomics import atomic
 from refmoe.ptx.engine.cluster.memory import is_own_shared
-from refmoe.ptx.engine.loads_and_stores import Load, Store, atomic
+from refmoe.ptx.engine.loads_and_stores import Load, Store
 from refmoe.ptx.engine.local_pointers import to_generic, to_local
 from refmoe.ptx.engine.mbarrier import Publish
 from refmoe.ptx.isa import DTYPES
@@ -284,9 +285,13 @@ class Emitter(Builder):
         """What orders a load or a store."""
         acquires, releases = opcode.semantics == "acquire", opcode.semantics == "release"
         self.lanes_synchronise |= acquires or releases
-        self.accesses_strongly |= opcode.strong
+        self._knows_strong(opcode, opcode.strong)
         strength = STRENGTHS[opcode.scope] if opcode.strong else 0
         return {"strength": strength, "acquires": acquires, "releases": releases, "coherent": opcode.coherent}
+
+    def _knows_strong(self, opcode: MemoryOpcode, tells: bool) -> None:
+        if tells:
+            self.strong_spaces.update(("global", "shared") if opcode.space == "generic" else (opcode.space,))
 
     def _atomic(self, instruction: Instruction) -> None:
         if instruction.opcode.startswith("red.async."):
@@ -294,6 +299,7 @@ class Emitter(Builder):
             return
         opcode = self._opcode(instruction)
         self.lanes_synchronise |= opcode.semantics in ("acquire", "release", "acq_rel")
+        self._knows_strong(opcode, opcode.operation == "cas")
         operands = list(instruction.operands)
         destination = operands.pop(0) if opcode.stem == "atom" else None
         address, _ = self.address(operands.pop(0), opcode.space)

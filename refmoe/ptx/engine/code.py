@@ -109,7 +109,7 @@ class Code:
         lanes_leave: whether lanes that have accessed memory may exit while others of their warp go on to meet.
         fences_in_order: whether there are fences `.sc`.
         fences_inits: whether there are `fence.mbarrier_init`.
-        accesses_strongly: whether there are strong loads or stores.
+        strong_spaces: in which a thread may tell which write an atomic read, see `refmoe.ptx.emit.builder.Builder`.
         lengths: instructions of each block, its terminator included.
         approximate: the instructions that `Frame.note` refers to by index.
         contractions: lines of FP instructions that ptxas may fuse.
@@ -138,7 +138,7 @@ class Code:
     lanes_leave: bool
     fences_in_order: bool
     fences_inits: bool
-    accesses_strongly: bool
+    strong_spaces: frozenset[str]
     has_warpgroups: bool
     lengths: tuple[int, ...]
     approximate: tuple[Instruction, ...]

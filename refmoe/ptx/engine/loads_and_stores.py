@@ -1,29 +1,23 @@
-"""Loads, stores and atomics of one instruction: addresses to bytes, every lane checked before anything is touched."""
+"""Loads and stores of one instruction: addresses to bytes, every lane checked before anything is touched."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
-from refmoe.ptx import isa
 from refmoe.ptx.engine.cluster.memory import owners_of, whose
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.local_pointers import own_windows, owner_of
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import MemoryFault
-from refmoe.ptx.native.turns import together
 from refmoe.ptx.program.provenance import Bounds
-from refmoe.ptx.state.in_turn import ContendedWords
 from refmoe.ptx.state.memory import Region
-from refmoe.ptx.state.records import STRENGTHS
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, OWNER_SHIFT, RANK_SHIFT, SHARED_WINDOW, WINDOW_BITS
-from refmoe.ptx.text.memory_ops import MemoryOpcode
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -130,7 +124,7 @@ class Access:
     def places(self, frame: Frame, address: Array, lanes: Array) -> Iterator[tuple[Region, Array | None, Array]]:
         """`_parts` for a read without effect on what is known of races."""
         for region, which, index in self._parts(frame, address, lanes):
-            self._check_valid(frame, region, index, _pick(lanes, which))
+            self._check_valid(frame, region, index, pick(lanes, which))
             yield region, which, index
 
     def _own(
@@ -325,7 +319,8 @@ def _not_given(machine: Lanes) -> str:
     )
 
 
-def _pick(array: Array, which: Array | None) -> Array:
+def pick(array: Array, which: Array | None) -> Array:
+    """Some of an array, or all of it."""
     return array if which is None else array[which]
 
 
@@ -339,7 +334,10 @@ class Load(Access):
     def __call__(self, frame: Frame, address: Array, guard: Array | None) -> tuple[Array, ...]:
         """The values of the destination registers; what inactive lanes get is never seen."""
         if not isinstance(address, np.ndarray) and self.space in ("global", "const", "param"):
-            return self._uniform(frame, address, guard)
+            strong = frame.machine.strong
+            # Under a schedule the lanes may each see another write.
+            if not self.strength or strong is None or strong.choices is None:
+                return self._uniform(frame, address, guard)
         where, lanes, chosen = frame.select(address, guard)
         raw = self._read(frame, chosen, lanes)
         if where is None:
@@ -370,7 +368,7 @@ class Load(Access):
         if address.size == 0:
             return np.zeros((self.count, 0), dtype)
         for region, which, index in self._parts(frame, address, lanes):
-            theirs = _pick(lanes, which)
+            theirs = pick(lanes, which)
             self._check_valid(frame, region, index, theirs)
             if region.shadow is not None:
                 shadow_of(region).read(frame, self, region, index, theirs)
@@ -444,8 +442,8 @@ class Store(Access):
         else:
             machine.progress()
         for region, which, index in self._parts(frame, chosen, lanes):
-            theirs = _pick(lanes, which)
-            self.put(frame, region, index, theirs, _pick(words, which))
+            theirs = pick(lanes, which)
+            self.put(frame, region, index, theirs, pick(words, which))
             if machine.undefined is not None:
                 machine.undefined.stored(self, region, index, theirs, which)
             tell_watch(machine, self.instruction, region, index, self.width, theirs)
@@ -493,206 +491,9 @@ class Store(Access):
         strong.written(self, region, at, lane, self._records(region, index, lanes).tolist(), last)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Atomic(Access):
-    """`atom` and `red`: lanes that meet at one address take their turns in lane order, or as the schedule says.
-
-    `function(old, b[, c]) -> new` is the arithmetic, `global_function` that in global memory. One that
-    `compares` does so with all elements before it writes any, as the halves of `atom.cas.b128` are.
-    With the operand `idle`, if there is one, it leaves what is there. `scan`, in global memory `global_scan`, does many
-    turns at one word together.
-    """
-
-    function: Callable[..., Any]
-    global_function: Callable[..., Any]
-    dtype: Any
-    compares: bool = False
-    idle: int | None = None
-    scan: Callable[..., Array] | None = None
-    global_scan: Callable[..., Array] | None = None
-    verb = "atomic"
-
-    def __call__(
-        self, frame: Frame, address: Array, guard: Array | None, operands: tuple[tuple[Array, ...], ...]
-    ) -> tuple[Array, ...]:
-        """Old values of the elements. `operands[element]` are the sources of that element's operation."""
-        where, lanes, chosen = frame.select(address, guard)
-        results = [np.zeros(frame.count, self.dtype) for _ in range(self.count)]
-        if chosen.size == 0:
-            return tuple(results)
-        sources = [[np.broadcast_to(frame.spread(value), (frame.count,)) for value in element] for element in operands]
-        if where is not None:
-            sources = [[value[where] for value in element] for element in sources]
-        old = [np.zeros(len(lanes), self.dtype) for _ in range(self.count)]
-        changed = False
-        for region, which, index in self._parts(frame, chosen, lanes):
-            theirs = _pick(lanes, which)
-            self._check_writable(frame, region, index, theirs)
-            self._check_valid(frame, region, index, theirs)
-            order = frame.machine.lane_order(theirs)
-            if region.shadow is not None:
-                self._remember(frame, region, index, theirs)
-                self._synchronise(frame, region, index, theirs, order, _pick(self._changes(sources, lanes), which))
-            place = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
-            undefined = frame.machine.undefined
-            elements, stores = range(self.count), np.ones(len(lanes), np.bool_)
-            for group in [elements] if self.compares else [range(each, each + 1) for each in elements]:
-                with ExitStack() as around:
-                    if undefined is not None:
-                        for element in group:
-                            at = index // self.size + element
-                            around.enter_context(undefined.modified(self, region, at, lanes, place, element, stores))
-                    changed |= self._apply(region, index // self.size, group, place, sources, old, order, stores)
-            if region.shadow is not None and frame.machine.strong.choices is not None:
-                records = shadow_of(region).written_by_one(index, self.width)
-                frame.machine.strong.modified(self, region, index, theirs, records)
-            tell_watch(frame.machine, self.instruction, region, index, self.width, theirs)
-        machine = frame.machine
-        if changed:
-            machine.progress()
-        if machine.clocks is not None:
-            machine.tick(machine.launch.clock + 1)
-        for result, values in zip(results, old, strict=True):
-            result[slice(None) if where is None else where] = values
-        return tuple(results)
-
-    def _remember(self, frame: Frame, region: Region, index: Array, lanes: Array) -> None:
-        """What is in global memory before the atomics of `lanes` [n], for strong loads that may miss them."""
-        strong = frame.machine.strong
-        if strong.choices is None or not strong.accesses_strongly or region.space != "global":
-            return
-        places, first = np.unique(index, return_index=True)
-        records = self._records(region, places, lanes[first]).reshape(len(places), -1)
-        for at, elements in zip(places.tolist(), records.tolist(), strict=True):
-            strong.remember(self, region, at, elements)
-
-    def _changes(self, sources: list[list[Array]], lanes: Array) -> Array:
-        """Whether each of `lanes` [n] may leave another value than it finds."""
-        if self.idle is None:
-            return np.ones(len(lanes), np.bool_)
-        return np.any([element[0] != self.idle for element in sources], axis=0)
-
-    def _synchronise(
-        self, frame: Frame, region: Region, index: Array, lanes: Array, order: Array | None, changes: Array
-    ) -> None:
-        """Record the access, and pass on what it acquires and releases, as the lanes take their turns."""
-        machine, shadow = frame.machine, shadow_of(region)
-        if order is not None:
-            index, lanes, changes = index[order], lanes[order], changes[order]
-        busy = machine.strong.is_busy or self.releases
-        before = self._records(region, index, lanes) if busy else None
-        shadow.atomic(frame, self, region, index, lanes)
-        if busy:
-            records, changes = self._records(region, index, lanes), np.repeat(changes, self.width // self.unit)
-            elements, theirs = self.elements(index, lanes)
-            machine.strong.modify(self, region, elements, theirs, before, records, changes, machine.alive)
-
-    def _apply(
-        self,
-        region: Region,
-        at: Array,
-        elements: range,
-        place: Array,
-        sources: list[list[Array]],
-        old: list[Array],
-        order: Array | None,
-        stores: Array,
-    ) -> bool:
-        """Some elements, all at once: `at` [n] are the word numbers of element 0. Whether a word changed.
-
-        `stores` is cleared for those that find something else than they compare with.
-        """
-        function, scan = (
-            (self.global_function, self.global_scan) if region.space == "global" else (self.function, self.scan)
-        )
-        changed = False
-        if order is not None:
-            at, place = at[order], place[order]
-        words = {element: ContendedWords(at + element, partial(region.read, self.size)) for element in elements}
-        turns: Iterable[Array] = ()
-        if scan is not None and words[elements[0]].are_few:
-            for element in elements:
-                given = [source[place].astype(self.dtype) for source in sources[element]]
-                found, moved = words[element].scan(scan, *given)
-                old[element][place], changed = found, changed or moved
-                if self.compares:
-                    stores[place] &= found == given[0]
-        else:
-            turns = _turns(at)
-        for turn in turns:
-            who = place[turn]
-            before = {element: words[element].held[words[element].of[turn]] for element in elements}
-            for element in elements if self.compares else ():
-                stores[who] &= before[element] == sources[element][0][who]
-            for element in elements:
-                old[element][who] = before[element]
-                after = function(before[element], *(source[who] for source in sources[element]))
-                if self.compares:
-                    after = np.where(stores[who], after, before[element])
-                changed = changed or bool((after != before[element]).any())
-                words[element].held[words[element].of[turn]] = after
-        for each in words.values():
-            region.write(self.size, each.places, each.held)
-        return changed
-
-
 def tell_watch(
     machine: Lanes, instruction: Instruction, region: Region, index: Array, width: int, lanes: Array
 ) -> None:
     """Tell who watches a region that `lanes` [n] have written `width` bytes each at byte `index` [n]."""
     if region.watch is not None:
         region.watch.wrote(machine.launch.steps, machine.place_of, instruction, region, index, width, lanes)
-
-
-def _turns(at: Array) -> Iterator[Array]:
-    """Groups of positions without a repeated address; repeats of one address keep their order."""
-    if len(at) == 1:
-        # Under a schedule most atomics are of a lane alone.
-        yield np.zeros(1, np.intp)
-        return
-    order = np.argsort(at, kind="stable")
-    ordered = at[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    counts = np.diff(np.r_[starts, len(at)])
-    rank = np.arange(len(at)) - np.repeat(starts, counts)
-    if counts.max() == 1:
-        yield order
-        return
-    by_rank = np.argsort(rank, kind="stable")
-    ends = np.cumsum(np.bincount(rank))
-    begin = 0
-    for end in ends:
-        yield order[by_rank[begin:end]]
-        begin = int(end)
-
-
-def atomic(instruction: Instruction, opcode: MemoryOpcode, bounds: Bounds | None = None) -> Atomic:
-    """The access of an `atom` or `red`.
-
-    Raises:
-        isa.NoSuchInstruction: the operation does not exist for the type.
-    """
-    assert opcode.operation is not None
-    operation, kind = opcode.operation, opcode.type
-    if operation in ("min", "max") and kind == "f32":
-        raise isa.NoSuchInstruction(instruction.opcode)
-    # PTX ISA, "atom": on global memory atom.add.f32 flushes subnormal inputs and results, on shared it does not.
-    flush = (operation, kind) == ("add", "f32")
-    return Atomic(
-        instruction,
-        opcode.space,
-        opcode.size,
-        opcode.count,
-        strength=STRENGTHS[opcode.scope],
-        acquires=opcode.semantics in ("acquire", "acq_rel"),
-        releases=opcode.semantics in ("release", "acq_rel"),
-        observes=opcode.stem == "atom",
-        bounds=bounds,
-        function=isa.resolve_atomic(operation, kind),
-        global_function=isa.resolve_atomic(operation, kind, flush),
-        dtype=np.dtype(f"u{opcode.size}"),
-        compares=operation == "cas",
-        scan=together(operation, kind, opcode.count),
-        global_scan=together(operation, kind, opcode.count, flush),
-        idle={"add": 0, "or": 0, "xor": 0, "and": (1 << 8 * opcode.size) - 1}.get(operation),
-    )

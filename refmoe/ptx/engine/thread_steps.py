@@ -5,13 +5,15 @@ other thread can tell (arithmetic, plain accesses, whose races are found in what
 
 A thread that polls in vain waits until somebody has written what it polls: another look would see the same.
 
-A load that was put off may pass what orders in its thread, see `refmoe.ptx.program.late`. Then it is as if it
-had happened before these: it keeps the step in which its thread came to it. Until it happens, no other thread takes a
-step by which it may learn of those. Nor does the load read what a fence that it passed would have told its thread.
+An access that is put off keeps the step in which its thread came to it, and what the thread knew there. If it reads,
+it may pass what orders in its thread, see `refmoe.ptx.program.late`. Then it is as if it had happened before these:
+until it does, no other thread takes a step by which it may learn of those. Nor does it read what it, or a fence that it
+passed, would have told its thread. An atomic may have to read what is there, so that nobody may write such a thing.
 """
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +24,11 @@ import numpy as np
 from refmoe.ptx.engine.code import Code
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.native_state import places_of
+from refmoe.ptx.engine.order.outcomes import Deferred
 from refmoe.ptx.exploration import Footprint, Move
 from refmoe.ptx.native.context import Place
 from refmoe.ptx.program.blocks import communicates
-from refmoe.ptx.program.late import acquiring_scope, sequential_scope
+from refmoe.ptx.program.late import acquiring_scope, scope_of, sequential_scope
 from refmoe.ptx.state.records import CLUSTER, CTA
 from refmoe.ptx.state.spaces import RANK_SHIFT
 from refmoe.ptx.text.memory_ops import memory_opcode
@@ -73,20 +76,37 @@ class _Step:
         place: of the block.
         turn: in which the thread comes there.
         move: what names it, and what it touches.
-        late: whether it was put off.
-        clock: the launch's step in which it was put off.
+        deferred: of an access that was put off, what it was put off with; None for another step.
         passes: whether the thread has come past a fence, an acquire or a release since then.
-        acquired: the widest scope of those fences that acquire, see `refmoe.ptx.state.records`; 0 if none does.
+        released: whether one of these passes something on.
+        in_order: the widest scope of the `fence.sc` that it has come past, see `refmoe.ptx.state.records`; 0 for none.
     """
 
     lane: int
     place: int
     turn: int
     move: Move
-    late: bool = False
-    clock: int = 0
+    deferred: Deferred | None = None
     passes: bool = False
-    acquired: int = 0
+    released: bool = False
+    in_order: int = 0
+
+    @property
+    def late(self) -> bool:
+        """Whether it was put off."""
+        return self.deferred is not None
+
+    @property
+    def acquired(self) -> int:
+        """The widest scope in which it, or a fence that it passes, acquires what it reads; 0 for none."""
+        return 0 if self.deferred is None else self.deferred.acquired
+
+    def passing(self, releases: bool, acquires: int, in_order: int) -> _Step:
+        """The same, passing what releases, what acquires in a scope, or is in order with others in one; 0 for none."""
+        assert self.deferred is not None
+        deferred = replace(self.deferred, acquired=max(self.acquired, acquires))
+        released, in_order = self.released or releases, max(self.in_order, in_order)
+        return replace(self, deferred=deferred, passes=True, released=released, in_order=in_order)
 
 
 class Runner(Lanes):
@@ -153,7 +173,7 @@ class Steps:
                 if step.late:
                     self._late[step.lane].remove(step)
                     self._happen(step, mask)
-                elif step.place in self._windows.worth and self._choices.below(2):
+                elif self._may_put_off(step) and self._choices.below(2):
                     self._put_off(step, mask)
                 else:
                     return step.turn, step.place, mask
@@ -181,7 +201,7 @@ class Steps:
         if late_lanes:
             ready = [step for mine in self._late.values() for step in self._first(mine)]
             steps = [step for step in steps if step.lane not in late_lanes or self._may_pass(step)]
-            steps = [step for step in steps if not self._is_kept_back(step)]
+            steps = [step for step in steps if not (self._is_kept_back(step) or self._is_kept_from_writing(step))]
         ready += [step for step in steps if step.lane not in self._polling] if self._polling else steps
         self.open = not ready
         if self.open:
@@ -201,12 +221,52 @@ class Steps:
 
     # What is put off
 
+    def _may_put_off(self, step: _Step) -> bool:
+        """Whether somebody might tell that a thread goes on without its access, and the access acquires nothing."""
+        if step.place not in self._windows.worth or self._machine.strong is None:
+            return False
+        scope = self._own_scope(step)
+        return not scope or self._reads_nothing(step, step, scope)
+
+    def _own_scope(self, step: _Step) -> int:
+        """The scope in which an access acquires what it reads; 0 if it does not."""
+        instruction = self._speaking(step.place)
+        return 0 if instruction is None or instruction.opcode.startswith("red.") else acquiring_scope(instruction)
+
+    def _reads_nothing(self, step: _Step, late: _Step, scope: int) -> bool:
+        """Whether what is put off, or will be, may pass a step that acquires in a scope what was read before."""
+        touched, mine = late.move.footprint, self._late.values()
+        return (
+            touched.space == "global"
+            and self._machine.strong.is_silent(step.lane, scope, range(touched.begin, touched.end))
+            and not (touched.writes and any(self._writes_there(each, late) for each in itertools.chain(*mine)))
+        )
+
+    def _writes_there(self, step: _Step, late: _Step) -> bool:
+        """Whether another thread's step writes what an access that is put off reads."""
+        written, touched = step.move.footprint, late.move.footprint
+        return step.lane != late.lane and written.writes and _overlap(written, touched)
+
+    def _is_kept_from_writing(self, step: _Step) -> bool:
+        """Whether a step might tell something to an atomic of another thread that is put off and may learn nothing."""
+        atomics = (
+            late for late in itertools.chain(*self._late.values()) if late.acquired and late.move.footprint.writes
+        )
+        under, touched = [late for late in atomics if self._writes_there(step, late)], step.move.footprint
+        if not under or touched.space == "everything":
+            return bool(under)
+        instruction, addresses = self._speaking(step.place), range(touched.begin, touched.end)
+        releases = 0 if instruction is None or not self._releases(step) else scope_of(instruction)
+        tells = self._machine.strong.tells
+        return any(tells(step.lane, releases, addresses, late.lane, late.acquired) for late in under)
+
     def _put_off(self, step: _Step, mask: Array) -> None:
         """A thread goes on without its access."""
         machine = self._machine
         machine.tick(machine.launch.clock + 1)
         move = Move(("late", step.lane, step.place), step.move.footprint)
-        late = _Step(step.lane, step.place, step.turn, move, late=True, clock=machine.launch.clock)
+        deferred = replace(machine.strong.defer(step.lane), acquired=self._own_scope(step))
+        late = _Step(step.lane, step.place, step.turn, move, deferred)
         self._late.setdefault(step.lane, []).append(late)
         (target,) = self._code.program.blocks[step.place].terminator.targets
         self._queues.arrive(target, step.turn, mask)
@@ -214,29 +274,37 @@ class Steps:
     def _happen(self, late: _Step, mask: Array) -> None:
         """A thread makes an access that it has put off."""
         machine = self._machine
+        assert late.deferred is not None
         machine.tick(machine.launch.clock + 1)
-        if not late.passes:
-            machine.perform(late.place, mask)
-            return
-        now, machine.strong.passing = machine.launch.clock, late.acquired
-        machine.tick(late.clock)
+        now, machine.strong.deferred = machine.launch.clock, late.deferred
+        machine.tick(late.deferred.clock)
         try:
             machine.perform(late.place, mask)
         finally:
-            machine.strong.passing = 0
+            machine.strong.deferred = None
             machine.tick(now)
 
     def _cross(self, step: _Step) -> None:
         """A thread takes a step: what it has put off passes it."""
         late = self._late.get(step.lane)
         if late:
-            acquires = self._acquired_by_fence(step)
+            does = self._releases(step), self._acquired_by_fence(step), self._order_scope(step)
             self._late[step.lane] = [
-                replace(each, passes=True, acquired=max(each.acquired, acquires))
-                if step.place in self._windows.wider(each.place).crossings
-                else each
+                each.passing(*does) if step.place in self._windows.wider(each.place).crossings else each
                 for each in late
             ]
+
+    def _order_scope(self, step: _Step) -> int:
+        """The scope in which a step is in order with those of other threads; 0 if it is not."""
+        instruction = self._speaking(step.place)
+        scope = 0 if instruction is None else sequential_scope(instruction)
+        return scope if scope > self._machine.alone(step.lane) else 0
+
+    def _releases(self, step: _Step) -> bool:
+        """Whether a step passes on what its thread did, by itself or by what comes behind it."""
+        instruction = self._speaking(step.place)
+        parts = [] if instruction is None else instruction.opcode.split(".")
+        return "release" in parts or "acq_rel" in parts or (self._is_fence(step) and "acquire" not in parts)
 
     def _acquires(self, step: _Step) -> int:
         """The scope in which a step may acquire something; 0 if it does not."""
@@ -245,20 +313,24 @@ class Steps:
 
     def _acquired_by_fence(self, step: _Step) -> int:
         """The same, of what the thread has read before: only fences acquire that."""
+        return self._acquires(step) if self._is_fence(step) else 0
+
+    def _is_fence(self, step: _Step) -> bool:
+        """Whether a step is a fence, which touches no memory by itself."""
         instruction = self._speaking(step.place)
-        return self._acquires(step) if self._is_own(instruction, [step.lane]) else 0
+        return instruction is not None and instruction.opcode.startswith(("fence.", "membar."))
 
     def _is_kept_back(self, step: _Step) -> bool:
         """Whether a step might tell its thread of what a load of another one has passed there."""
-        scope, machine = self._acquires(step), self._machine
-        passing = [lane for lane, mine in self._late.items() if lane != step.lane and any(each.passes for each in mine)]
+        scope, strong = self._acquires(step), self._machine.strong
+        others = itertools.chain(*(mine for lane, mine in self._late.items() if lane != step.lane))
+        passing = [late for late in others if late.released]
         if not scope or not passing:
             return False
-        instruction = self._speaking(step.place)
-        if self._is_own(instruction, [step.lane]) and machine.strong.learns_nothing(step.lane, scope):
-            return False
-        cta = machine.lane_cta[step.lane]
-        return scope > CTA or any(machine.lane_cta[lane] == cta for lane in passing)
+        if self._is_fence(step) and strong.learns_nothing(step.lane, scope):
+            return any(strong.reach_each_other(step.lane, scope, late.lane, late.in_order) for late in passing)
+        cta = self._machine.lane_cta[step.lane]
+        return scope > CTA or any(self._machine.lane_cta[late.lane] == cta for late in passing)
 
     def _look_who_is_alone(self) -> None:
         """Threads that are alone in their CTA may pass fences that others may not: the others of it have exited."""
@@ -323,21 +395,20 @@ class Steps:
         """Whether a thread may take a step before what it has put off."""
         return all(
             (step.place in self._within(late) or self._may_cross(step, late))
-            and not _overlap(step.move.footprint, late.move.footprint)
+            and (self._is_fence(step) or not _overlap(step.move.footprint, late.move.footprint))
             for late in self._late.get(step.lane, ())
         )
 
     def _may_cross(self, step: _Step, late: _Step) -> bool:
         """Whether what a thread has put off may pass a step that orders, which then tells nobody anything."""
-        machine, touched, instruction = self._machine, late.move.footprint, self._speaking(step.place)
-        in_order = instruction is not None and sequential_scope(instruction) > machine.alone(step.lane)
+        machine, touched, scope = self._machine, late.move.footprint, self._acquired_by_fence(step)
         return (
             step.place in self._windows.wider(late.place).crossings
-            and not in_order
+            and not (touched.writes and self._order_scope(step))
             and touched.space == "global"
             and machine.ctas == machine.launch.grid.count
-            and machine.strong is not None
-            and machine.strong.may_pass(step.lane, self._acquired_by_fence(step), range(touched.begin, touched.end))
+            and (not scope or machine.strong.learns_nothing(step.lane, scope))
+            and (not scope or self._reads_nothing(step, late, scope))
         )
 
     def _come(self, lane: int, place: int, turn: int) -> None:

@@ -37,7 +37,7 @@ from refmoe.ptx.findings.site import (
 )  # fmt: skip
 from refmoe.ptx.findings.waits import phase_waits, smaller_waits, waits
 from refmoe.ptx.text.memory_ops import memory_opcode
-from refmoe.ptx.text.syntax import Instruction, Label
+from refmoe.ptx.text.syntax import Address, Instruction, Label
 
 _WIDER = {"cta": 1, "cluster": 2, "gpu": 3, "sys": 4}
 
@@ -262,14 +262,12 @@ def _strength(race: RaceSite) -> Iterator[Remedy]:
         words = " and ".join(f"{_scoped(each.opcode, race.scope)} at {where(each)}" for each in _once(narrow))
         edits = tuple(PtxEdit(each, "opcode", _scoped(each.opcode, race.scope)) for each in _once(narrow))
         yield Remedy(words, edits, f"a scope that has both threads: .{race.scope}", "scopes", orders=False)
-    weak = [each for each in (race.later, race.earlier) if scope_at(each.opcode) is None]
+    weak = _with_twins(race, [each for each in (race.later, race.earlier) if scope_at(each.opcode) is None])
     for semantics in ("relaxed", ""):
         edits = tuple(
-            PtxEdit(each, "opcode", spelled)
-            for each in _once(weak)
-            if (spelled := _strong(each, semantics, race.scope))
+            PtxEdit(each, "opcode", spelled) for each in weak if (spelled := _strong(each, semantics, race.scope))
         )
-        if edits and len(edits) == len(_once(weak)):
+        if edits and len(edits) == len(weak):
             words = " and ".join(
                 f"{edit.text} at {where(edit.at)}" for edit in edits if isinstance(edit.at, Instruction)
             )
@@ -281,19 +279,35 @@ def _strong_pair(race: RaceSite) -> Iterator[Remedy]:
     both = [each for each in (race.later, race.earlier) if each is not None]
     if len(both) < 2 or not _may_come_in_any_order(race, both):
         return
+    both = _with_twins(race, both)
     for semantics in ("relaxed", ""):
         edits = tuple(
-            PtxEdit(each, "opcode", spelled)
-            for each in _once(both)
-            if (spelled := _strong(each, semantics, race.scope))
+            PtxEdit(each, "opcode", spelled) for each in both if (spelled := _strong(each, semantics, race.scope))
         )
-        if len(edits) == len(_once(both)):
+        if len(edits) == len(both):
             words = " and ".join(
                 f"{edit.text} at {where(edit.at)}" for edit in edits if isinstance(edit.at, Instruction)
             )
             section = race.default[1] if race.error.warning == "same value" else MIXED
             missing = "strength: both are plain accesses of one place"
             yield Remedy(words, edits, missing, section, orders=False)
+
+
+def _with_twins(race: RaceSite, accesses: Sequence[Instruction]) -> list[Instruction]:
+    """Accesses and the others of the same address, by the same instruction: a compiler takes the first turn of a loop
+    out of it, so that `while (*flag == 0)` has two loads.
+    """
+    alike = [
+        each
+        for access in accesses
+        for each in race.instructions
+        if each.opcode == access.opcode and _address(each) is not None and _address(each) == _address(access)
+    ]
+    return _once([*accesses, *alike])
+
+
+def _address(instruction: Instruction) -> Address | None:
+    return next((each for each in instruction.operands if isinstance(each, Address)), None)
 
 
 def _may_come_in_any_order(race: RaceSite, both: Sequence[Instruction]) -> bool:

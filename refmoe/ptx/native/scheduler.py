@@ -48,7 +48,7 @@ from refmoe.ptx.native.scalar import FAILED, PIECE, PLACE_SHIFT, call_pointer
 from refmoe.ptx.ops.lanes import LANES
 
 # Back edges of an ordinary loop before its lanes lose a turn: it may wait for a plain load after all.
-PATIENCE = 4096
+PATIENCE = 256
 _PLACE_ROW = len(Place) * FIELD_BYTES
 _QUEUE = QUEUE_FIELDS * FIELD_BYTES
 

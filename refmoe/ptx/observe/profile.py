@@ -21,10 +21,11 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from refmoe.ptx.engine.atomics import Atomic
 from refmoe.ptx.engine.code import View
 from refmoe.ptx.engine.copies import CopyAsync
 from refmoe.ptx.engine.frame import Frame
-from refmoe.ptx.engine.loads_and_stores import Access, Atomic, Load, Store
+from refmoe.ptx.engine.loads_and_stores import Access, Load, Store
 from refmoe.ptx.engine.machine import Launch, observer_of
 from refmoe.ptx.engine.tensor.matrix import LoadMatrix, StoreMatrix
 from refmoe.ptx.observe.kernel_profile import KernelProfile

@@ -4,15 +4,14 @@ PTX keeps relaxed accesses of one thread in order only where something says so: 
 acquire before or a release behind, a dependency, or one location ("Causality order", "Coherence", "No Thin Air"). So
 of two threads that each read what the other writes after its own read, both may see the write ("load buffering").
 
-A relaxed access may be put off as long as its thread does nothing that one of these orders behind it: its *window*. In
-there its thread neither uses nor overwrites the registers of the access, and its other accesses are of other bytes.
+An access may be put off as long as its thread does nothing that one of these orders behind it: its *window*. In there
+its thread neither uses nor overwrites the registers of the access, and its other accesses are of other bytes.
 
 A fence, an acquire or a release orders nothing by itself: the axioms of PTX let an access pass one that synchronises
-with nobody. So a load has a wider window behind those that it passes. As long as it is open no other thread may learn
-what its thread passes on, and the load may not read what a fence would have acquired, see
-`refmoe.ptx.engine.thread_steps`. An atomic, which passes on what it reads, may pass a store that releases. A `fence.sc`
-is like another fence where its thread is alone in its scope: no other one is in order with it. Two things that the
-axioms allow are not shown: an atomic that passes a fence or an acquire, and a load that passes another `fence.sc`.
+with nobody, and be put off that acquires nothing. So a read has a wider window behind those that it passes. As long as
+it is open no other thread may learn what its thread passes on, and the read may not take what a fence would have
+acquired, see `refmoe.ptx.engine.thread_steps`. One thing that the axioms allow is not shown: an atomic that passes a
+`fence.sc` that has an order with others. It has none where its thread is alone in its scope.
 """
 
 from __future__ import annotations
@@ -97,11 +96,11 @@ class Windows:
         return any(opcode is not None and opcode.strong and opcode.stem != "ld" for opcode in opcodes)
 
     def access(self, place: int) -> MemoryOpcode | None:
-        """The relaxed access that alone is the block at a place; None if something else is there."""
+        """The access that alone is the block at a place and may be put off; None if something else is there."""
         block = self._blocks[place]
         if len(block.instructions) != 1 or block.terminator.kind != "jump" or block.gathers or block.waits:
             return None
-        return _relaxed(block.instructions[0])
+        return _deferrable(block.instructions[0])
 
     def window(self, place: int) -> frozenset[int]:
         """The places that the thread of an access at `place` may run before that happens."""
@@ -156,11 +155,10 @@ class Windows:
         return all(is_apart(access, each, block) for each in block.instructions)
 
     def _is_crossed(self, access: Instruction, other: Instruction, block: Block) -> bool:
-        """`_is_apart`, but for a fence, an acquire or a release that a load passes; an atomic passes a release."""
+        """`_is_apart`, but for a fence, an acquire or a release."""
         if not communicates(other):
             return _is_apart(access, other, block)
-        is_load, releases = access.opcode.startswith("ld."), other.opcode.startswith(("st.", "red.release"))
-        return _is_passed(other, self._alone) and (is_load or releases)
+        return _is_passed(other, GRID if access.opcode.startswith("ld.") else self._alone)
 
 
 def _relaxed(instruction: Instruction) -> MemoryOpcode | None:
@@ -171,12 +169,23 @@ def _relaxed(instruction: Instruction) -> MemoryOpcode | None:
     return opcode if relaxed else None
 
 
+def _deferrable(instruction: Instruction) -> MemoryOpcode | None:
+    """An access that may be put off: a relaxed one, or one that reads."""
+    opcode = memory_opcode(instruction.opcode)
+    if opcode is None or opcode.stem == "st" or not opcode.strong or opcode.space not in ("global", "shared"):
+        return _relaxed(instruction)
+    return opcode
+
+
 # Whether an instruction, of a block, may come before an access of the same thread.
 _Apart = Callable[[Instruction, Instruction, Block], bool]
 
 
 def _is_passed(instruction: Instruction, alone: int) -> bool:
-    """Whether it is a fence, an acquire or a release, which a load may pass: it orders nothing by itself."""
+    """Whether it is a fence, an acquire or a release, which a read may pass: it orders nothing by itself.
+
+    `alone`: the widest scope of a `fence.sc` that is one of these.
+    """
     stem, *parts = instruction.opcode.split(".")
     if scope := sequential_scope(instruction):
         return scope <= alone
@@ -190,16 +199,20 @@ def sequential_scope(instruction: Instruction) -> int:
     """The scope, see `refmoe.ptx.state.records`, of a fence `.sc`; 0 of anything else."""
     stem, *parts = instruction.opcode.split(".")
     if (stem == "membar" and "proxy" not in parts) or (stem == "fence" and "sc" in parts):
-        return next((STRENGTHS[part] for part in parts if part in STRENGTHS), GRID)
+        return scope_of(instruction)
     return 0
+
+
+def scope_of(instruction: Instruction) -> int:
+    """The scope, see `refmoe.ptx.state.records`, of a strong access or a fence."""
+    return next((STRENGTHS[part] for part in instruction.opcode.split(".") if part in STRENGTHS), GRID)
 
 
 def acquiring_scope(instruction: Instruction) -> int:
     """The scope, see `refmoe.ptx.state.records`, in which its thread may learn something by it; 0 if in none."""
-    _, *parts = instruction.opcode.split(".")
-    if _relaxed(instruction) is not None or "release" in parts:
+    if _relaxed(instruction) is not None or "release" in instruction.opcode.split("."):
         return 0
-    return next((STRENGTHS[part] for part in parts if part in STRENGTHS), GRID)
+    return scope_of(instruction)
 
 
 def _is_apart(access: Instruction, other: Instruction, block: Block) -> bool:

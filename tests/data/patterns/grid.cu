@@ -51,7 +51,7 @@ __device__ int m; KER NAME(ARGS) { if (TID) return; while (atomicCAS(&m, 0, 1)) 
 __device__ int m; KER NAME(ARGS) { if (TID) return; while (atomicCAS(&m, 0, 1)) {} __threadfence(); out[0] = out[0] + 1;
     __threadfence⟨_block¦⟩(); atomicExch(&m, 0); }
 
-//# lock_plainrel finds=RaceError:write-write g=4
+//# lock_plainrel finds=RaceError:read-write g=4
 __device__ int m; KER NAME(ARGS) { if (TID) return; while (atomicCAS(&m, 0, 1)) {} __threadfence(); out[0] = out[0] + 1;
     __threadfence(); ⟨m = 0;¦*(volatile int*)&m = 0;⟩ }
 

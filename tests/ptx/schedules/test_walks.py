@@ -86,7 +86,7 @@ INDEPENDENT_READS = (
 def test_walks_show_what_the_axioms_allow_and_nothing_else() -> None:
     found = {name: program(text, mbarriers=(1,) if "arrive" in text else ()) for name, text in WEAK.items()}
     # Walks go on behind the last new outcome, so that one that is not allowed would be seen.
-    seen = observe(list(found.values()), 1, walks=250)
+    seen = observe(list(found.values()), 1, walks=600)
     for (name, each), observation in zip(found.items(), seen, strict=True):
         assert (observation.race, observation.error) == (None, None), name
         assert observation.outcomes == judge(each).outcomes, name

@@ -7,8 +7,8 @@ others that its thread does not know of ("Coherence", "Causality" of the PTX ISA
 
     knows of a write:   it, or somebody's read of it, happens before now, or this thread read it or a later one
 
-An atomic reads the last write and comes right behind it. What a thread knows by the order of fences `.sc` counts as
-known, see `refmoe.ptx.engine.order.sequence`.
+An atomic comes right behind the write that it reads, and nothing comes between the two. What a thread knows by the
+order of fences `.sc` counts as known, see `refmoe.ptx.engine.order.sequence`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from refmoe.ptx.state.records import THREAD
 
 # Writes of a location that are remembered.
 _LAST = 8
@@ -43,7 +45,7 @@ class RecordedWrite:
         record: of the access; 0 for what was there before.
         passed: what each element of the strong access passes on, see `Location`.
         reached: of each element, the fences `.sc` that come before it or a write before it, see `Reached`.
-        readers: records of those who read it.
+        readers: by thread the record of its first read of it: who knows of a later one knows of that.
         followed: whether the next write is an atomic that read it, so that nothing comes between.
     """
 
@@ -51,12 +53,17 @@ class RecordedWrite:
     record: int
     passed: Any = ()
     reached: Any = ()
-    readers: list[int] = field(default_factory=list)
+    readers: dict[int, int] = field(default_factory=dict)
     followed: bool = False
 
     def is_known(self, knows: Knows) -> bool:
         """Whether a thread knows of it."""
-        return not self.record or knows(self.record) or any(knows(reader) for reader in self.readers)
+        return not self.record or knows(self.record) or any(map(knows, self.readers.values()))
+
+    def is_read(self, record: int) -> None:
+        """Somebody reads it."""
+        thread = record & int(THREAD)
+        self.readers[thread] = min(record, self.readers.get(thread, record))
 
 
 class History:
@@ -112,7 +119,7 @@ class History:
             place = oldest + choices.below(newest - oldest + 1)
         self._stale[lane] = self._stale.get(lane, 0) + 1 if place < newest else 0
         chosen = self.writes[place]
-        chosen.readers.append(record)
+        chosen.is_read(record)
         return chosen
 
     def write(self, made: RecordedWrite, knows: Knows, choices: Choosing) -> bool:
@@ -125,12 +132,33 @@ class History:
         self._trim()
         return place == end
 
-    def modify(self, made: RecordedWrite, record: int) -> None:
-        """An atomic reads the last write, and comes behind it."""
-        self.last.readers.append(record)
-        self.last.followed = True
-        self.writes.append(made)
+    def take(
+        self, lane: int, record: int, knows: Knows, choices: Choosing, writes: Callable[[bytes], bool],
+        admits: Callable[[RecordedWrite], bool] | None = None,
+    ) -> RecordedWrite:  # fmt: skip
+        """The write that a lane's atomic reads, behind which there is room if it writes; `admits` see `read`."""
+        oldest, newest = self._oldest(knows), len(self.writes) - 1
+        places = [
+            place
+            for place in range(oldest, newest + 1)
+            if not (self.writes[place].followed and writes(self.writes[place].value))
+        ]
+        if admits is not None:
+            places = [place for place in places if admits(self.writes[place])] or [newest]
+        elif self._stale.get(lane, 0) >= _STALE:
+            places = [newest]
+        place = places[choices.below(len(places)) if len(places) > 1 else 0]
+        self._stale[lane] = self._stale.get(lane, 0) + 1 if place < newest else 0
+        chosen = self.writes[place]
+        chosen.is_read(record)
+        return chosen
+
+    def follow(self, chosen: RecordedWrite, made: RecordedWrite) -> RecordedWrite:
+        """An atomic that read a write comes right behind it."""
+        chosen.followed = True
+        self.writes.insert(self._place(chosen) + 1, made)
         self._trim()
+        return made
 
     def _trim(self) -> None:
         del self.writes[:-_LAST]

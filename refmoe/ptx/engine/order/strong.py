@@ -17,14 +17,13 @@ would be a false alarm: a third thread that reads the one and then the other kno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
-from refmoe.ptx.engine.order.histories import Choosing, History, RecordedWrite, common_record
+from refmoe.ptx.engine.order.histories import Choosing
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.engine.order.locations import (
     FenceKnowledge,
@@ -39,7 +38,7 @@ from refmoe.ptx.engine.order.locations import (
 from refmoe.ptx.engine.order.polls import Poll, Polls
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.numbers import different
-from refmoe.ptx.state.records import CLUSTER, GRID, SEVERAL, STRENGTH_SHIFT, THREAD
+from refmoe.ptx.state.records import CLUSTER, GRID, SEVERAL, THREAD
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -96,19 +95,13 @@ class Strong:
         first_cta: number of the first of them in the grid.
         blocks: CTAs of a cluster.
         choices: what decides which of several writes a read takes; None for the last one.
-        accesses_strongly: whether the kernel has strong loads or stores: only these miss what an atomic wrote.
-
-    Attributes:
-        passing: the widest scope of the fences behind which the load that happens was put off; 0 for another access.
     """
 
     def __init__(
-        self, clocks: Clocks, order: Order, warps: int, first_cta: int, blocks: int, choices: Choosing | None,
-        accesses_strongly: bool,
-    ) -> None:  # fmt: skip
-        self._clocks, self._order, self.choices, self.accesses_strongly = clocks, order, choices, accesses_strongly
+        self, clocks: Clocks, order: Order, warps: int, first_cta: int, blocks: int, choices: Choosing | None
+    ) -> None:
+        self._clocks, self._order, self.choices = clocks, order, choices
         self._lanes_of_cta, self._blocks = warps * LANES, blocks
-        self.passing = 0
         self.restart(first_cta)
 
     def restart(self, first_cta: int) -> None:
@@ -139,6 +132,10 @@ class Strong:
         if cta == other:
             return 1
         return CLUSTER if cta // self._blocks == other // self._blocks else GRID
+
+    def reach_each_other(self, lane: int, strength: int, other: int, others: int) -> bool:
+        """Whether what a lane does in one scope, and another lane in another, have each other's thread in these."""
+        return min(strength, others) >= self._needed(self._cta(lane), self._cta(other))
 
     def key(self, region: Region, index: int) -> int:
         """The name of a byte of a region: its address, or a negative number in shared memory."""
@@ -255,10 +252,10 @@ class Strong:
         clocks, cta = self._clocks, self._cta(lane)
         thread = clocks.first_warp * LANES + lane
         if access.releases:
-            own = {**own, thread: ((access.strength, cta), clocks.knowledge_of(lane))}
+            own = {**own, thread: ((access.strength, cta), self._known(lane))}
         if thread in own:
             self._add(releases, *own[thread])
-        for reach, fence in self._fences.get(lane, {}).items():
+        for reach, fence in self._fences_of(lane).items():
             knowledge = clocks.passed_on(lane, fence.row, fence.beyond, fence.step)
             self._add(releases, (reach, cta), knowledge)
         initialised = self._known_inits(lane)
@@ -268,6 +265,14 @@ class Strong:
             self._order.locations[key] = Location(access.unit, record, cta, access.strength, releases, own)
         else:
             self._order.locations.pop(key, None)
+
+    def _known(self, lane: int) -> Knowledge:
+        """What a lane knows at what it does."""
+        return self._clocks.knowledge_of(lane)
+
+    def _fences_of(self, lane: int) -> dict[int, FenceKnowledge]:
+        """The fences before what a lane does, by scope."""
+        return self._fences.get(lane, {})
 
     def _add(self, releases: Releases, reach: Reach, knowledge: Knowledge) -> None:
         pool, (strength, cta) = self._order.pool, reach
@@ -281,34 +286,6 @@ class Strong:
         if together is not before:
             releases.wide = releases.wide.having(cta, together)
 
-    # Weak outcomes, one access after another, of all elements of a vector together: `elements` are the records that
-    # memory has of the last write of each
-
-    def _history(self, access: StrongAccess, region: Region, key: int, index: int, record: int) -> History:
-        """The writes of a location; those before a weak write, or of other bytes, count no more."""
-        histories = self._order.histories
-        held = histories.get(key)
-        value = region.data[index : index + access.width].tobytes()
-        # Bytes of a vector that several wrote have no record of one write, which would tell that another has come.
-        if held is None or held.width != access.width or held.record != record or held.last.value != value:
-            first = RecordedWrite(value, record, self._passed(access, region, index))
-            first.reached = self._reached_by_writes(access, region, index)
-            held = histories[key] = History(access.width, first)
-            held.record = record
-        return held
-
-    def _passed(self, access: StrongAccess, region: Region, index: int) -> tuple[Location | None, ...]:
-        """The locations of the elements of an access."""
-        locations = self._order.locations
-        if access.unit == access.width:
-            return (locations.get(self.key(region, index)),)
-        return tuple(locations.get(self.key(region, at)) for at in range(index, index + access.width, access.unit))
-
-    def _reached_by_writes(self, access: StrongAccess, region: Region, index: int) -> tuple[Knowledge | None, ...]:
-        """The fences `.sc` that come before a write of each element of an access."""
-        held = (self._order.reached.get(self.key(region, at)) for at in range(index, index + access.width, access.unit))
-        return tuple(None if each is None else each.writes for each in held)
-
     def _knows(self, lane: int) -> Callable[[int], bool]:
         """Whether a write or a read comes before what a lane does now."""
         clocks = self._clocks
@@ -320,139 +297,6 @@ class Strong:
             return clocks.is_ordered(lane, record)
 
         return knows
-
-    def _knows_in_order(self, lane: int) -> Callable[[int], bool]:
-        """`_knows`, with the order in which fences `.sc` were executed: what a choice of a lane must not contradict."""
-        knows, sequence, warps = self._knows(lane), self._order.sequence, self._clocks.warps
-        if sequence.every is None:
-            return knows
-        before: list[Knowledge | None] = []
-
-        def knows_in_order(record: int) -> bool:
-            if knows(record):
-                return True
-            cluster = ((record & int(THREAD)) >> 5) // warps
-            if not self._is_in(sequence.every, cluster, record):
-                return False
-            if not before:
-                before.append(sequence.before(knows))
-            return self._is_in(before[0], cluster, record)
-
-        return knows_in_order
-
-    def _is_in(self, knowledge: Knowledge | None, cluster: int, record: int) -> bool:
-        if knowledge is None or not knowledge.rows[cluster]:
-            return False
-        return self._clocks.is_known(int(knowledge.rows[cluster]), record & ~int(SEVERAL))
-
-    def _own(self, access: StrongAccess, lane: int) -> int:
-        return int(self._clocks.record(np.array([lane]))[0]) | access.strength << STRENGTH_SHIFT
-
-    def see(
-        self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int], alive: Array
-    ) -> bytes:
-        """What a strong load of a lane reads, under a schedule."""
-        assert self.choices is not None
-        key = self.key(region, index)
-        history = self._history(access, region, key, index, common_record(elements))
-        admits = partial(self._tells_nothing, self._cta(lane), self.passing) if self.passing else None
-        chosen = history.read(lane, self._own(access, lane), self._knows_in_order(lane), self.choices, admits)
-        if chosen is history.last:
-            places = np.arange(index, index + access.width, access.unit)
-            self.read(access, region, places, np.full(len(places), lane), np.array(elements), alive)
-            return chosen.value
-        missed = [each.record for each in history.behind(chosen)]
-        for number, location in enumerate(chosen.passed):
-            key = self.key(region, index + number * access.unit)
-            if chosen.reached and chosen.reached[number] is not None:
-                self._come_behind(lane, key, chosen.reached[number])
-            self._come_before(lane, key, missed)
-            if location is not None and self._is_observed(access, location, self._cta(lane)):
-                self._learn(access, key, location.releases, [lane], alive)
-        return chosen.value
-
-    def learns_nothing(self, lane: int, strength: int) -> bool:
-        """Whether a lane would acquire nothing by a fence of some scope now."""
-        pending = (*self._pending.get(lane, {}).values(), *self._signals.get(lane, {}).values())
-        return not any(self._usable(each, self._cta(lane), strength) for each in pending)
-
-    def may_pass(self, lane: int, strength: int, addresses: Iterable[int]) -> bool:
-        """Whether a lane may go on past a fence of some scope before it reads from global memory at some addresses.
-
-        It may if the fence acquires nothing, and would acquire nothing by what is there to be read. A release does not.
-        """
-        histories, cta = self._order.histories, self._cta(lane)
-        if not strength:
-            return True
-        written = (write for each in addresses if each in histories for write in histories[each].writes)
-        locations = filter(None, map(self._order.locations.get, addresses))
-        return (
-            self.learns_nothing(lane, strength)
-            and all(self._tells_nothing(cta, strength, write) for write in written)
-            and not any(self._usable(each.releases, cta, strength) for each in locations)
-        )
-
-    def _tells_nothing(self, cta: int, strength: int, write: RecordedWrite) -> bool:
-        """Whether a thread of a CTA acquires nothing by reading a write before a fence of some scope."""
-        held = (location for location in write.passed if location is not None)
-        return not any(self._usable(location.releases, cta, strength) for location in held)
-
-    def put(
-        self, access: StrongAccess, region: Region, index: int, lane: int, value: bytes, elements: list[int]
-    ) -> bool:
-        """Where a strong store of a lane comes, under a schedule. Returns whether memory is to hold it."""
-        assert self.choices is not None
-        history = self._history(access, region, self.key(region, index), index, common_record(elements))
-        made = RecordedWrite(value, self._own(access, lane))
-        return history.write(made, self._knows_in_order(lane), self.choices)
-
-    def written(
-        self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int], last: bool
-    ) -> None:
-        """A strong store has come, as `put` said."""
-        history = self._order.histories[self.key(region, index)]
-        held = self._passed(access, region, index)
-        places = np.arange(index, index + access.width, access.unit)
-        self.write(access, region, places, np.full(len(places), lane), np.array(elements))
-        own = self._own(access, lane)
-        made = next(write for write in history.writes if write.record == own)
-        made.passed = self._passed(access, region, index)
-        history.record = common_record(elements)
-        made.reached = self._reached_by_writes(access, region, index)
-        if last:
-            return
-        # Other writes come behind it, whatever fences are before those.
-        before, mine = history.in_front(made), self._fences_before(lane) if self._clocks.sequential else None
-        earlier = before.reached if before is not None and before.reached else (None,) * len(made.reached)
-        made.reached = tuple(self._order.pool.join(each, mine) for each in earlier)
-        # The locations are still what their last writes made them.
-        for at, location, found in zip(places.tolist(), held, elements, strict=True):
-            if location is None:
-                self._order.locations.pop(self.key(region, at), None)
-            else:
-                location.record = found
-                self._order.locations[self.key(region, at)] = location
-
-    def remember(self, access: StrongAccess, region: Region, index: int, elements: list[int]) -> None:
-        """An atomic is to come: what is there now may be read after it."""
-        self._history(access, region, self.key(region, index), index, common_record(elements))
-
-    def modified(self, access: StrongAccess, region: Region, index: Array, lanes: Array, records: Array) -> None:
-        """Atomics have come, behind the last writes."""
-        for at, lane, record in zip(index.tolist(), lanes.tolist(), records.tolist(), strict=True):
-            key = self.key(region, at)
-            history = self._order.histories.get(key)
-            if history is None:
-                continue
-            if history.width != access.width:
-                del self._order.histories[key]
-                continue
-            value = region.data[at : at + access.width].tobytes()
-            own = self._own(access, lane)
-            made = RecordedWrite(value, own, self._passed(access, region, at))
-            made.reached = self._reached_by_writes(access, region, at)
-            history.modify(made, own)
-            history.record = record
 
     # Fences
 

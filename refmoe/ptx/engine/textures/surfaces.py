@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from refmoe.ptx import isa
+from refmoe.ptx.engine.atomics import Atomic
 from refmoe.ptx.engine.frame import Frame
-from refmoe.ptx.engine.loads_and_stores import Access, Atomic, Store
+from refmoe.ptx.engine.loads_and_stores import Access, Store
 from refmoe.ptx.engine.textures.fetch import GEOMETRIES
 from refmoe.ptx.engine.textures.objects import TexelRead, bound_objects
 from refmoe.ptx.state.records import GRID

@@ -18,10 +18,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from refmoe.ptx import isa
+from refmoe.ptx.engine.atomics import turns_of
 from refmoe.ptx.engine.code import Code
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
-from refmoe.ptx.engine.loads_and_stores import Access, _turns
+from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.undefined import warps
 from refmoe.ptx.engine.undefined.blocks import FollowedInstruction
 from refmoe.ptx.engine.undefined.compared import COMPARED, Compared
@@ -548,7 +549,7 @@ class Execution:
         yield
         if compared is not None and compared.checked.any():
             self._trust(compared, lanes, where[place], stores[place])
-        for turn in _turns(at):
+        for turn in turns_of(at):
             who = number[turn]
             olds[place[turn]], old_origins[place[turn]] = mask[who], origins[who]
             made = _atomic_mask(opcode.operation or "", opcode.type, mask[who], own[turn])

@@ -9,7 +9,7 @@ import pytest
 from support.ptx_kernel import run
 
 from refmoe.ptx import isa
-from refmoe.ptx.engine import loads_and_stores
+from refmoe.ptx.engine import atomics
 from refmoe.ptx.native.turns import TurnByTurn, together
 from refmoe.ptx.state.in_turn import ContendedWords, scan_of
 
@@ -116,7 +116,7 @@ def test_what_has_no_scan(operation: str, kind: str) -> None:
 @pytest.mark.parametrize("space", ["global", "shared"])
 @pytest.mark.parametrize(("operation", "kind"), INTEGERS)
 def test_lanes_at_three_words(operation: str, kind: str, space: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loads_and_stores, "_turns", None)
+    monkeypatch.setattr(atomics, "turns_of", None)
     first, operands = values(kind, WORDS), values(kind, THREADS)
     expected = list(in_turns(operation, kind, first, operands))
     size = first.itemsize
@@ -173,7 +173,7 @@ def test_turns_are_those_of_the_instruction(operation: str, kind: str) -> None:
 def test_lanes_that_round_at_three_words(
     operation: str, kind: str, tiny: bool, space: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loads_and_stores, "_turns", None)
+    monkeypatch.setattr(atomics, "turns_of", None)
     bare = kind.rpartition(".")[2]
     first, operands = floats(bare, WORDS), floats(bare, THREADS)
     if tiny:
@@ -203,7 +203,7 @@ def test_lanes_that_round_at_three_words(
 @pytest.mark.parametrize("space", ["global", "shared"])
 def test_lanes_that_swap_at_three_words(space: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Each lane puts its number there, but every fourth compares with what is not there.
-    monkeypatch.setattr(loads_and_stores, "_turns", None)
+    monkeypatch.setattr(atomics, "turns_of", None)
     words, found, compared = [900, 901, 902], [], []
     first = np.array(words, np.uint32)
     for lane in range(THREADS):

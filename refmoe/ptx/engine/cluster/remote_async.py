@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.ptx.engine.atomics import Atomic
 from refmoe.ptx.engine.frame import Frame
-from refmoe.ptx.engine.loads_and_stores import Access, Atomic, Store
+from refmoe.ptx.engine.loads_and_stores import Access, Store
 from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.state.memory import Region
@@ -71,7 +72,4 @@ class WriteAsync:
         access._check_valid(frame, region, index, lanes)
         if region.shadow is not None:
             shadow_of(region).copy(frame, access, region, index, lanes, strong=True)
-        old = np.zeros(len(lanes), access.dtype)
-        order = frame.machine.lane_order(lanes)
-        everyone = np.arange(len(lanes))
-        access._apply(region, index // access.size, range(1), everyone, [values], [old], order, everyone >= 0)
+        access.reduce(frame, region, index, lanes, values)

@@ -1,0 +1,333 @@
+"""What strong reads take and where strong writes come, under a schedule.
+
+A history says which writes a read may take, see `refmoe.ptx.engine.order.histories`. Here is what follows from its
+choice: what the thread learns, which fences `.sc` that puts in order, and what the location passes on from then on.
+
+An atomic, too, may read a write that is not the last one. Then it comes right behind that, unless another atomic does
+already: nothing comes between the two. One that compares, and finds something else, is a read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from refmoe.ptx.engine.order.clocks import LANES, Clocks
+from refmoe.ptx.engine.order.histories import Choosing, History, RecordedWrite, common_record
+from refmoe.ptx.engine.order.knowledge import Knowledge
+from refmoe.ptx.engine.order.locations import FenceKnowledge, Location, Order, Releases
+from refmoe.ptx.engine.order.strong import Strong, StrongAccess
+from refmoe.ptx.state.memory import Region
+from refmoe.ptx.state.records import CLUSTER, SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """What the thread of an access had in front of it, which then was put off.
+
+    Attributes:
+        clock: the step of the launch in which it was.
+        known: what the thread knew.
+        fences: those of the thread, by scope, see `Strong`.
+        sequential: the fences `.sc` that came before.
+        acquired: the widest scope in which the access, or a fence that it passes, acquires what it reads; 0 for none.
+    """
+
+    clock: int
+    known: Knowledge
+    fences: dict[int, FenceKnowledge]
+    sequential: Knowledge | None
+    acquired: int = 0
+
+
+class Outcomes(Strong):
+    """The strong accesses of some CTAs with their outcomes.
+
+    All elements of a vector are one access here: `elements` are the records that memory has of the last write of each.
+
+    Args:
+        spaces: in which the kernel may see what an atomic replaced, see `refmoe.ptx.emit.builder.Builder`.
+
+    The others are those of `Strong`.
+
+    Attributes:
+        deferred: what the access was put off with that happens now; None for another one.
+    """
+
+    def __init__(
+        self, clocks: Clocks, order: Order, warps: int, first_cta: int, blocks: int, choices: Choosing | None,
+        spaces: frozenset[str],
+    ) -> None:  # fmt: skip
+        self._spaces = spaces
+        self.deferred: Deferred | None = None
+        super().__init__(clocks, order, warps, first_cta, blocks, choices)
+
+    def restart(self, first_cta: int) -> None:
+        """See `Strong`."""
+        super().restart(first_cta)
+        # Shared memory goes with its CTAs.
+        self._in_shared: dict[int, History] = {}
+
+    def _histories(self, region: Region) -> dict[int, History]:
+        return self._in_shared if region.stride else self._order.histories
+
+    def _history(self, access: StrongAccess, region: Region, key: int, index: int, record: int) -> History:
+        """The writes of a location; those before a weak write, or of other bytes, count no more."""
+        histories = self._histories(region)
+        held = histories.get(key)
+        value = region.data[index : index + access.width].tobytes()
+        # Bytes of a vector that several wrote have no record of one write, which would tell that another has come.
+        if held is None or held.width != access.width or held.record != record or held.last.value != value:
+            first = RecordedWrite(value, record, self._passed(access, region, index))
+            first.reached = self._reached_by_writes(access, region, index)
+            held = histories[key] = History(access.width, first)
+            held.record = record
+        return held
+
+    def _passed(self, access: StrongAccess, region: Region, index: int) -> tuple[Location | None, ...]:
+        """The locations of the elements of an access."""
+        locations = self._order.locations
+        if access.unit == access.width:
+            return (locations.get(self.key(region, index)),)
+        return tuple(locations.get(self.key(region, at)) for at in range(index, index + access.width, access.unit))
+
+    def _reached_by_writes(self, access: StrongAccess, region: Region, index: int) -> tuple[Knowledge | None, ...]:
+        """The fences `.sc` that come before a write of each element of an access."""
+        held = (self._order.reached.get(self.key(region, at)) for at in range(index, index + access.width, access.unit))
+        return tuple(None if each is None else each.writes for each in held)
+
+    # Accesses that were put off: they are where their thread came to them, whatever it has done since then
+
+    def defer(self, lane: int) -> Deferred:
+        """What an access of a lane has in front of it now."""
+        sequential = self._fences_before(lane) if self._clocks.sequential else None
+        return Deferred(self._clocks.now, self._known(lane), dict(self._fences_of(lane)), sequential)
+
+    def _known(self, lane: int) -> Knowledge:
+        return super()._known(lane) if self.deferred is None else self.deferred.known
+
+    def _fences_of(self, lane: int) -> dict[int, FenceKnowledge]:
+        return super()._fences_of(lane) if self.deferred is None else self.deferred.fences
+
+    def _fences_before(self, lane: int) -> Knowledge | None:
+        return super()._fences_before(lane) if self.deferred is None else self.deferred.sequential
+
+    def _knows(self, lane: int) -> Callable[[int], bool]:
+        deferred, clocks = self.deferred, self._clocks
+        if deferred is None:
+            return super()._knows(lane)
+        thread = clocks.first_warp * LANES + lane
+
+        def knew(record: int) -> bool:
+            if not record & int(SEVERAL) and record & int(THREAD) == thread:
+                return record >> STEP_SHIFT <= deferred.clock
+            return self._is_in(deferred.known, ((record & int(THREAD)) >> 5) // clocks.warps, record)
+
+        return knew
+
+    def _knows_in_order(self, lane: int) -> Callable[[int], bool]:
+        """`_knows`, with the order in which fences `.sc` were executed: what a choice of a lane must not contradict."""
+        knows, sequence, warps = self._knows(lane), self._order.sequence, self._clocks.warps
+        if sequence.every is None:
+            return knows
+        before: list[Knowledge | None] = []
+
+        def knows_in_order(record: int) -> bool:
+            if knows(record):
+                return True
+            cluster = ((record & int(THREAD)) >> 5) // warps
+            if not self._is_in(sequence.every, cluster, record):
+                return False
+            if not before:
+                before.append(sequence.before(knows))
+            return self._is_in(before[0], cluster, record)
+
+        return knows_in_order
+
+    def _is_in(self, knowledge: Knowledge | None, cluster: int, record: int) -> bool:
+        if knowledge is None or not knowledge.rows[cluster]:
+            return False
+        return self._clocks.is_known(int(knowledge.rows[cluster]), record & ~int(SEVERAL))
+
+    def _own(self, access: StrongAccess, lane: int) -> int:
+        return int(self._clocks.record(np.array([lane]))[0]) | access.strength << STRENGTH_SHIFT
+
+    def see(
+        self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int], alive: Array
+    ) -> bytes:
+        """What a strong load of a lane reads, under a schedule."""
+        assert self.choices is not None
+        key = self.key(region, index)
+        history = self._history(access, region, key, index, common_record(elements))
+        chosen = history.read(
+            lane, self._own(access, lane), self._knows_in_order(lane), self.choices, self._admitted(lane)
+        )
+        self.seen(access, region, index, lane, elements, chosen, alive)
+        return chosen.value
+
+    def _admitted(self, lane: int) -> Callable[[RecordedWrite], bool] | None:
+        """Which writes an access of a lane may read that was put off; None for every one."""
+        if self.deferred is None or not self.deferred.acquired:
+            return None
+        return partial(self._tells_nothing, self._cta(lane), self.deferred.acquired)
+
+    def seen(
+        self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int], chosen: RecordedWrite,
+        alive: Array,
+    ) -> None:  # fmt: skip
+        """A lane has read a write and writes nothing."""
+        history = self._histories(region)[self.key(region, index)]
+        if chosen is history.last:
+            places = np.arange(index, index + access.width, access.unit)
+            self.read(access, region, places, np.full(len(places), lane), np.array(elements), alive)
+            return
+        for key, location in self._missing(access, region, index, lane, history, chosen):
+            if location is not None and self._is_observed(access, location, self._cta(lane)):
+                self._learn(access, key, location.releases, [lane], alive)
+
+    def _missing(
+        self, access: StrongAccess, region: Region, index: int, lane: int, history: History, chosen: RecordedWrite
+    ) -> Iterator[tuple[int, Location | None]]:
+        """A lane has read a write that is not the last: of each element its key, and what the write passes on."""
+        missed = [each.record for each in history.behind(chosen)]
+        for number, location in enumerate(chosen.passed):
+            key = self.key(region, index + number * access.unit)
+            if chosen.reached and chosen.reached[number] is not None:
+                self._come_behind(lane, key, chosen.reached[number])
+            self._come_before(lane, key, missed)
+            yield key, location
+
+    def learns_nothing(self, lane: int, strength: int) -> bool:
+        """Whether a lane would acquire nothing by a fence of some scope now."""
+        pending = (*self._pending.get(lane, {}).values(), *self._signals.get(lane, {}).values())
+        return not any(self._usable(each, self._cta(lane), strength) for each in pending)
+
+    def is_silent(self, lane: int, strength: int, addresses: Iterable[int]) -> bool:
+        """Whether a lane would acquire nothing in some scope by what may be read in global memory at some addresses."""
+        histories, cta = self._order.histories, self._cta(lane)
+        if not strength:
+            return True
+        written = (write for each in addresses if each in histories for write in histories[each].writes)
+        locations = filter(None, map(self._order.locations.get, addresses))
+        return all(self._tells_nothing(cta, strength, write) for write in written) and not any(
+            self._usable(each.releases, cta, strength) for each in locations
+        )
+
+    def tells(self, lane: int, releases: int, addresses: Iterable[int], other: int, acquired: int) -> bool:
+        """Whether another lane that acquires in a scope may learn something by a write of a lane at some addresses.
+
+        `releases`: the scope in which the write releases by itself. What an atomic has read is not asked for.
+        """
+        scopes = [releases, *self._fences_of(lane), *([CLUSTER] if lane in self._inits else [])]
+        locations = filter(None, map(self._order.locations.get, addresses))
+        scopes += [strength for location in locations for (strength, _), _ in location.own.values()]
+        return self.reach_each_other(lane, max(scopes), other, acquired)
+
+    def _tells_nothing(self, cta: int, strength: int, write: RecordedWrite) -> bool:
+        """Whether a thread of a CTA acquires nothing by reading a write before a fence of some scope."""
+        held = (location for location in write.passed if location is not None)
+        return not any(self._usable(location.releases, cta, strength) for location in held)
+
+    def put(
+        self, access: StrongAccess, region: Region, index: int, lane: int, value: bytes, elements: list[int]
+    ) -> bool:
+        """Where a strong store of a lane comes, under a schedule. Returns whether memory is to hold it."""
+        assert self.choices is not None
+        history = self._history(access, region, self.key(region, index), index, common_record(elements))
+        made = RecordedWrite(value, self._own(access, lane))
+        return history.write(made, self._knows_in_order(lane), self.choices)
+
+    def written(
+        self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int], last: bool
+    ) -> None:
+        """A strong store has come, as `put` said."""
+        history = self._histories(region)[self.key(region, index)]
+        own = self._own(access, lane)
+        made = next(write for write in history.writes if write.record == own)
+        held = self._passed(access, region, index)
+        places = np.arange(index, index + access.width, access.unit)
+        self.write(access, region, places, np.full(len(places), lane), np.array(elements))
+        self._enter(access, region, index, lane, elements, history, made)
+        if not last:
+            self._give_back(access, region, index, elements, held)
+
+    def _enter(
+        self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int], history: History,
+        made: RecordedWrite,
+    ) -> None:  # fmt: skip
+        """What a write passes on, now that the locations of its elements are as it makes them."""
+        made.passed = self._passed(access, region, index)
+        made.reached = self._reached_by_writes(access, region, index)
+        history.record = common_record(elements)
+        if made is history.last:
+            return
+        # Other writes come behind it, whatever fences are before those.
+        before, mine = history.in_front(made), self._fences_before(lane) if self._clocks.sequential else None
+        earlier = before.reached if before is not None and before.reached else (None,) * len(made.reached)
+        made.reached = tuple(self._order.pool.join(each, mine) for each in earlier)
+
+    def _give_back(
+        self, access: StrongAccess, region: Region, index: int, elements: list[int],
+        held: tuple[Location | None, ...],
+    ) -> None:  # fmt: skip
+        """The locations of an access are still what their last writes made them: another one has come before these."""
+        for number, (location, found) in enumerate(zip(held, elements, strict=True)):
+            key = self.key(region, index + number * access.unit)
+            if location is None:
+                self._order.locations.pop(key, None)
+            else:
+                location.record = found
+                self._order.locations[key] = location
+
+    # Atomics
+
+    def is_seen(self, region: Region) -> bool:
+        """Whether the kernel may tell which write an atomic read, so that this has to be chosen."""
+        return self.choices is not None and region.space in self._spaces
+
+    def take(
+        self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int],
+        writes: Callable[[bytes], bool],
+    ) -> RecordedWrite:  # fmt: skip
+        """The write that an atomic of a lane reads, under a schedule; `writes` says of a value if it then writes."""
+        assert self.choices is not None
+        history = self._history(access, region, self.key(region, index), index, common_record(elements))
+        knows = self._knows_in_order(lane)
+        return history.take(lane, self._own(access, lane), knows, self.choices, writes, self._admitted(lane))
+
+    def replaced(
+        self, access: StrongAccess, region: Region, index: int, lane: int, chosen: RecordedWrite, value: bytes,
+        before: Array, after: Array, changes: bool, alive: Array,
+    ) -> bool:  # fmt: skip
+        """An atomic has read a write and puts `value` right behind it. Returns whether memory is to hold that.
+
+        `before`, `after`: the records of the elements that memory had, and has now.
+        """
+        history = self._histories(region)[self.key(region, index)]
+        last = chosen is history.last
+        made = history.follow(chosen, RecordedWrite(value, self._own(access, lane)))
+        places = np.arange(index, index + access.width, access.unit)
+        if last:
+            theirs = np.full(len(places), lane)
+            self.modify(access, region, places, theirs, before, after, np.full(len(places), changes), alive)
+            self._enter(access, region, index, lane, after.tolist(), history, made)
+            return True
+        held = self._passed(access, region, index)
+        passing = list(self._missing(access, region, index, lane, history, chosen))
+        for (key, location), record in zip(passing, after.tolist(), strict=True):
+            releases = Releases()
+            if location is not None and self._is_observed(access, location, self._cta(lane)):
+                if access.observes:
+                    self._learn(access, key, location.releases, [lane], alive, changes)
+                releases = location.releases.copy()
+            there = self._order.locations.get(key)
+            self._put(access, key, lane, record, releases, {} if there is None else there.own)
+        self._enter(access, region, index, lane, after.tolist(), history, made)
+        self._give_back(access, region, index, after.tolist(), held)
+        return False

@@ -1,0 +1,42 @@
+"""Which writes of a location a thread may still read."""
+
+from __future__ import annotations
+
+from refmoe.ptx.engine.order.histories import History, RecordedWrite
+from refmoe.ptx.state.records import STEP_SHIFT
+
+
+class First:
+    """Takes the first of several."""
+
+    def below(self, count: int) -> int:
+        return 0
+
+
+def record(step: int, thread: int) -> int:
+    return step << STEP_SHIFT | thread
+
+
+def test_who_knows_of_the_first_read_of_a_write_knows_of_the_write() -> None:
+    history = History(4, RecordedWrite(b"0000", 0))
+    assert history.write(RecordedWrite(b"1111", record(1, 0)), lambda _: False, First())
+    # Another thread reads it twice, the second time by a record that comes late.
+    for step in (3, 2, 5):
+        history.last.is_read(record(step, 7))
+    assert history.read(9, record(6, 9), lambda each: each == record(2, 7), First()).value == b"1111"
+    # Who knows of none may read what was there before.
+    assert history.read(8, record(7, 8), lambda _: False, First()).value == b"0000"
+
+
+def test_an_atomic_comes_right_behind_what_it_reads() -> None:
+    history = History(4, RecordedWrite(b"0000", 0))
+    history.write(RecordedWrite(b"1111", record(1, 0)), lambda _: False, First())
+    chosen = history.take(9, record(2, 9), lambda _: False, First(), lambda _: True)
+    assert chosen.value == b"0000"
+    history.follow(chosen, RecordedWrite(b"2222", record(2, 9)))
+    assert [each.value for each in history.writes] == [b"0000", b"2222", b"1111"]
+    # Nothing comes between the two, be it another atomic or a store; one that would write nothing may read the first.
+    assert history.take(8, record(3, 8), lambda _: False, First(), lambda _: True).value == b"2222"
+    assert history.take(7, record(4, 7), lambda _: False, First(), lambda value: value != b"0000").value == b"0000"
+    history.write(RecordedWrite(b"3333", record(5, 6)), lambda _: False, First())
+    assert [each.value for each in history.writes] == [b"0000", b"2222", b"3333", b"1111"]
