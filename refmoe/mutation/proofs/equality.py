@@ -16,6 +16,7 @@ from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
 from refmoe.mutation.proofs.functions import CalledModule
 from refmoe.mutation.proofs.lanes import LaneGroups
 from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
+from refmoe.mutation.proofs.places import Places
 from refmoe.mutation.proofs.program import WARP, EntryCode, NoProof
 from refmoe.mutation.proofs.ranges import Ranges
 from refmoe.mutation.proofs.trials import Trial, tried
@@ -150,12 +151,21 @@ class EqualEntries:
             return exchange or self._same_read(one, other)
         if self.equal_there(number, one.guard, other.guard):
             pairs = zip(self._taken(one), self._taken(other), strict=True)
-            if all(self.equal_there(number, *pair, one.guard) for pair in pairs):
+            same = [self.equal_there(number, *pair, one.guard) for pair in pairs]
+            if all(same) or (all(same[1:]) and self._same_place(one, other)):
                 return True
         if one.opcode.startswith("shfl."):
             same = not self._partly and self._lanes.same_exchange(one, other, self.equal)
             return same or self._same_within_groups(number, one, other)
         return not self._partly and self._lanes.same_stores(number, one, other, self.equal)
+
+    def _same_place(self, one: Act, other: Act) -> bool:
+        """Whether what the sound entry's act is at lies within its array, and so the other one's at the same place."""
+        return self._both_sure(one.operands[0], other.operands[0]) and self._places.same(one, other)
+
+    @cached_property
+    def _places(self) -> Places:
+        return Places(self.nodes, self.ranges)
 
     def _same_read(self, one: Act, other: Act) -> bool:
         """Whether both load one number, of which the other one reads the lower half: the upper one is 0."""
