@@ -82,7 +82,15 @@ BOUNDS: Mapping[str, HostBounds] = MappingProxyType(
         "refmoe_deepseek_gemm_wgmma_": HostBounds({}, least={11: 128}, multiples={11: 128}),
         "refmoe_finalize_bf16_": HostBounds({6: _ROWS}),
         "refmoe_finalize_f32_": HostBounds({6: _ROWS}),
-        "refmoe_deepseek_expand_": HostBounds({6: _ROWS, 7: 32, 8: _PIECES}, MAX_GRID, multiples={8: 8}, apart=True),
+        # A row's stride is the tiles of a row, or 1.
+        "refmoe_deepseek_expand_": HostBounds(
+            {6: _ROWS, 7: 32, 8: _PIECES, 9: _PIECES // 8, 11: _PIECES // 8},
+            MAX_GRID,
+            multiples={8: 8},
+            holds={1: _PLACES},
+            apart=True,
+            sizes={3: _SCALES, 5: _SCALES},
+        ),
         "refmoe_deepseek_activation_": HostBounds({8: _PIECES}, multiples={8: 8}, apart=True),
         "refmoe_q8_1_quantize_": HostBounds({}, multiples={4: 8}, apart=True),
         # Quads of a row; and rows of choices, -1 of those of other ranks.

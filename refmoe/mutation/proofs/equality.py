@@ -20,6 +20,7 @@ from refmoe.mutation.proofs.places import Places
 from refmoe.mutation.proofs.program import WARP, EntryCode, NoProof
 from refmoe.mutation.proofs.ranges import Ranges
 from refmoe.mutation.proofs.trials import Trial, tried
+from refmoe.mutation.proofs.unread import without_unread
 from refmoe.mutation.proofs.values import EITHER, FALSE, TRUE
 
 #: What tells the assembler how to use registers, and nothing of what is computed.
@@ -636,7 +637,7 @@ def _same_text(sound: str, other: str) -> tuple[list[str], list[Trial]] | None:
     if _EARLY in sound and _EARLY not in other:
         sound = re.sub(rf"^\s*{re.escape(_EARLY)};\n", "", sound, flags=re.MULTILINE)
         words.append("a launch behind begins later, and waits for the same bytes")
-    one, two = EntryCode.of(sound), EntryCode.of(other)
+    one, two = EntryCode.of(without_unread(sound)), EntryCode.of(without_unread(other))
     side = SideBySide((Paths.of(one), Paths.of(two)), Nodes())
     side.solve()
     if any(len(ones) != len(others) for ones, others in side.acts.values()):

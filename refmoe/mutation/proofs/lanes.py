@@ -26,6 +26,8 @@ _LANES = ("%tid.x", "%laneid")
 #: What has one value in all threads of a CTA.
 _OF_A_CTA = re.compile(r"%(?:ntid|ctaid|nctaid|cluster_ctaid|cluster_nctaid|clusterid|nclusterid)\.[xyz]$")
 _STORE = re.compile(r"st\.(global|shared)(?:\.v[24])?\.[usfb](8|16|32|64)$")
+#: Reductions that do the same once or several times, and in any order.
+_RAISE = re.compile(r"red\.(global)\.(?:min|max|and|or)\.[usb](32|64)$")
 #: Exchanges that read a lane which there is, so that their predicate is true.
 _EXCHANGE = re.compile(r"shfl\.sync\.(?:bfly|idx)\.b32$")
 _LOAD = re.compile(r"ld\.(?:global|shared|const)(?:\.nc)?(?:\.v[24])?\.[usfb](?:8|16|32|64)$")
@@ -57,15 +59,20 @@ class LaneGroups:
     def same_stores(self, number: int, one: Act, other: Act, equal: Callable[[Node, Node], bool]) -> bool:
         """Whether an act of each entry is a store, and both store the same, by whichever lanes.
 
+        A reduction to the largest or the least counts as a store: done several times it gives what it gives once.
+
         Args:
             number: the pair of paths that it is an act of.
             one: the act of the sound entry.
             other: that of the other one, of the same opcode.
             equal: tells whether two nodes always have one value.
         """
-        if not _STORE.match(one.opcode) or not self._alone(number, one):
+        if not (_STORE.match(one.opcode) or _RAISE.match(one.opcode)) or not self._alone(number, one):
             return False
         mine, its = self._conjuncts(one.guard), self._conjuncts(other.guard)
+        for each in sorted(its - mine):
+            if (same := next((held for held in sorted(mine - its) if equal(held, each)), None)) is not None:
+                its = its - {each} | {same}
         common = mine & its
         sizes = [size for size in (2, 4, 8, 16, WARP) if self._spread(mine - common, its - common, size)]
         if not sizes:
@@ -220,7 +227,8 @@ class LaneGroups:
 
     def _atom(self, shape: Sequence[object], turn: int, known: _Masks) -> int:
         kind = shape[1]
-        if kind in ("parameter", "name"):
+        if kind in ("parameter", "name", "unwritten"):
+            # Nothing that the sound entry gives depends on what nobody wrote: so it may be what the lane across has.
             return 0
         if kind == "steady":
             return turn if shape[2] in _LANES else 0 if _OF_A_CTA.match(str(shape[2])) else -1
@@ -429,7 +437,7 @@ class LaneGroups:
         is stored over, but where the expressions tell that it is: at a place that is the same in each round of a loop,
         or that overlaps with that of another store.
         """
-        match = _STORE.match(act.opcode)
+        match = _STORE.match(act.opcode) or _RAISE.match(act.opcode)
         if match is None:
             return False
         if match[1] == "shared":
@@ -437,7 +445,7 @@ class LaneGroups:
         root = self._array(act.operands[0])
         if root is None:
             return False
-        loops = number in self._behind(number)
+        loops = number in self._behind(number) and not _RAISE.match(act.opcode)
         if loops and not self._changes(act.operands[0]):
             return False
         others = [other for acts, _ in self.side.acts.values() for other in acts if other is not act]
