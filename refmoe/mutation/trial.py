@@ -390,8 +390,8 @@ class _Trial:
     def same_but_for_hints(self, text: str, different: Iterable[EntryKey]) -> dict[str, Any]:
         """Whether a changed constant tells the assembler how many CTAs are to fit, and is used for nothing else.
 
-        Without such hints the compiler makes the same text of both sources. What they compute does not depend on a hint.
-        A constant has no undefined behaviour, so no way of compiling it is another one's excuse. {} if it is not so.
+        Without such hints the compiler makes the same text of both sources. What they compute depends on no hint.
+        A constant has no undefined behaviour, which the compiler could use. {} if it is not so.
         """
         if self.most is not None or not _CONSTANT.match(text.splitlines()[self.site.line - 1]):
             return {}

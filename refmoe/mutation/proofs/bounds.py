@@ -42,8 +42,9 @@ class HostBounds:
         multiples: by parameter's number, the power of two that it is a multiple of.
         holds: by number of a parameter that is an array, the bits of its integers, the least and the largest.
         apart: whether no array that it may write has bytes in common with another one of its arguments.
-        tiles: divisors by number of a parameter. A grid has no more CTAs than tiles, and these are `MOST_TILES` at most.
-            Their number is the product of the parameters, each divided by its divisor and rounded up.
+        tiles: divisors by number of a parameter. A grid has no more CTAs than tiles, of which there are
+            `MOST_TILES` at most. Their number is the product of the parameters, each divided by its divisor and
+            rounded up.
         sizes: by number of a parameter that is an array, the bytes that it has at most.
     """
 

@@ -152,8 +152,8 @@ class EqualEntries:
             return exchange or self._same_read(one, other)
         if self.equal_there(number, one.guard, other.guard):
             pairs = zip(self._taken(one), self._taken(other), strict=True)
-            same = [self.equal_there(number, *pair, one.guard) for pair in pairs]
-            if all(same) or (all(same[1:]) and self._same_place(one, other)):
+            alike = [self.equal_there(number, *pair, one.guard) for pair in pairs]
+            if all(alike) or (all(alike[1:]) and self._same_place(one, other)):
                 return True
         if one.opcode.startswith("shfl."):
             same = not self._partly and self._lanes.same_exchange(one, other, self.equal)
@@ -277,6 +277,10 @@ class EqualEntries:
         if self.nodes.widths[one] == self.nodes.widths[other] > 1:
             words = [self.ranges.of(each).constant for each in (one, other)]
             if words[0] == words[1] is not None:
+                return True
+        elif self.nodes.widths[one] == self.nodes.widths[other]:
+            truths = self.ranges.truth(one), self.ranges.truth(other)
+            if truths[0] == truths[1] != EITHER:
                 return True
         if (less := (self._plainer(one), self._plainer(other))) != (one, other):
             return self.equal(*less)

@@ -71,8 +71,9 @@ class LaneGroups:
             return False
         mine, its = self._conjuncts(one.guard), self._conjuncts(other.guard)
         for each in sorted(its - mine):
-            if (same := next((held for held in sorted(mine - its) if equal(held, each)), None)) is not None:
-                its = its - {each} | {same}
+            # What is equal in both counts as one predicate, that of the sound entry.
+            if (twin := next((held for held in sorted(mine - its) if equal(held, each)), None)) is not None:
+                its = its - {each} | {twin}
         common = mine & its
         sizes = [size for size in (2, 4, 8, 16, WARP) if self._spread(mine - common, its - common, size)]
         if not sizes:

@@ -92,7 +92,7 @@ class Places:
         return int(str(shape[3]).rstrip("]").rpartition("_")[2])
 
     def _within(self, term: Node, constant: int, terms: _Terms, most: int) -> tuple[int, int] | None:
-        """The least and the greatest that one term may be, if the whole distance is 0 to `most`; None if it may wrap."""
+        """The ends of what one term may be, if the whole distance is 0 to `most`; None if this may wrap around."""
         factor = terms[term]
         low = high = constant
         whole = [constant, constant]
@@ -126,8 +126,8 @@ class Places:
         inner = nodes.shapes[other[2]]
         if not re.fullmatch(r"mul\.wide\.[su]32", str(one[1])) or inner[:2] != ("op", "mul.lo.u32"):
             return False
-        fits = (-(1 << 31) <= low and high < 1 << 31) if extended[1] == "s" else (0 <= low and high < 1 << 32)
-        return fits and sorted(one[2:]) == sorted(inner[2:])
+        least, most = (-(1 << 31), 1 << 31) if extended[1] == "s" else (0, 1 << 32)
+        return low >= least and high < most and sorted(one[2:]) == sorted(inner[2:])
 
 
 def _signed(word: int) -> int:

@@ -195,7 +195,9 @@ class Ranges:
             return False
         # What is added to a number that is not negative, so that it is rounded toward zero, is 0.
         terms = [each for each in inner[3:] if not (self._of_parameters(each[0]) and self.of(each[0]).constant == 0)]
-        return inner[2] == divisor - 1 and len(terms) == 1 and terms[0][1] == 1 and self._is_parameter(terms[0][0], place)
+        if inner[2] != divisor - 1 or len(terms) != 1 or terms[0][1] != 1:
+            return False
+        return self._is_parameter(terms[0][0], place)
 
     def _of_parameters(self, node: Node) -> bool:
         """Whether a value is of parameters alone, so that it is known before any path is."""
@@ -216,7 +218,8 @@ class Ranges:
     def _remainder(self, shape: Sequence[Any]) -> tuple[Sequence[Any], KnownWord] | None:
         """A sum without a number and what it has of a divisor, and what is left of that number; None of any other sum.
 
-        Both may be in it several times. Neither of the two is negative, and the divisor is not 0: so that the remainder is below it.
+        Both may be in it several times. Neither of the two is negative, and the divisor is not 0: so that the
+        remainder is below it.
         """
         nodes, bits, mask = self.side.nodes, shape[1], (1 << shape[1]) - 1
         terms = dict(shape[3:])

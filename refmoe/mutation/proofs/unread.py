@@ -43,7 +43,7 @@ def _unread(program: EntryCode, each: Instruction) -> bool:
 
 
 def _waits_twice(program: EntryCode, code: list[Instruction], place: int) -> bool:
-    """Whether an instruction is an exchange that nobody reads, beside another one of the same lanes that somebody does."""
+    """Whether an exchange is one that nobody reads, beside another one of the same lanes that somebody does."""
     each = code[place]
     if not _EXCHANGE.match(each.opcode) or each.guard or not _unread(program, each):
         return False
