@@ -12,7 +12,7 @@ both lanes, since each has both numbers, in whichever order.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -26,6 +26,8 @@ _LANES = ("%tid.x", "%laneid")
 #: What has one value in all threads of a CTA.
 _OF_A_CTA = re.compile(r"%(?:ntid|ctaid|nctaid|cluster_ctaid|cluster_nctaid|clusterid|nclusterid)\.[xyz]$")
 _STORE = re.compile(r"st\.(global|shared)(?:\.v[24])?\.[usfb](8|16|32|64)$")
+#: Exchanges whose second operand is a distance.
+_STEPPED = re.compile(r"shfl\.sync\.(?:bfly|down)\.b32$")
 #: Reductions that do the same once or several times, and in any order.
 _RAISE = re.compile(r"red\.(global)\.(?:min|max|and|or)\.[usb](32|64)$")
 #: Exchanges that read a lane which there is, so that their predicate is true.
@@ -116,6 +118,33 @@ class LaneGroups:
             return False
         step = self.ranges.of(one.operands[1])
         return step.low >= 0 and all(clamp is not None and step.high <= clamp < WARP for clamp in clamps)
+
+    def sources_alike(self, one: Act, other: Act) -> dict[int, int]:
+        """By lane, the lane whose number an exchange gives in either entry, where that is the same one.
+
+        Both are exchanges of a whole warp by a constant distance. Of others nothing is said.
+        """
+        if not all(_STEPPED.match(each.opcode) and self.gathers(each) for each in (one, other)):
+            return {}
+        steps = [self._word(each, 1) for each in (one, other)]
+        if any(step is None or not 0 < step < WARP for step in steps):
+            return {}
+        if [self._word(each, -2) for each in (one, other)] != [WARP - 1, WARP - 1]:
+            return {}
+        found = {}
+        for lane in range(WARP):
+            mine, its = (
+                lane ^ int(step or 0) if ".bfly." in each.opcode else lane + int(step or 0)
+                for each, step in zip((one, other), steps, strict=True)
+            )
+            if mine == its < WARP:
+                found[lane] = mine
+        return found
+
+    def may_hold(self, predicates: Iterable[Node]) -> set[int]:
+        """The lanes in which all of some predicates may hold."""
+        held = list(predicates)
+        return {lane for lane in range(WARP) if not any(self.word(each, lane) == (0, 1) for each in held)}
 
     def _spread(self, mine: set[Node], its: set[Node], size: int) -> bool:
         """Whether some lane of each group stores, in either entry."""

@@ -49,14 +49,16 @@ class Places:
         pointers = [each for each in terms if self._pointer(each) is not None]
         if constant != offset or len(pointers) != 1 or terms[pointers[0]] != 1:
             return False
-        place = self._pointer(pointers[0])
-        most = bounds_of(self.ranges.entry).sizes.get(_MOST_BYTES if place is None else place, _MOST_BYTES)
+        sizes = bounds_of(self.ranges.entry).sizes
+        most = next((size for place, size in sizes.items() if place == self._pointer(pointers[0])), _MOST_BYTES)
         distance = {each: factor for each, factor in terms.items() if each != pointers[0]}
         left = {each: factor for each, factor in terms.items() if others.get(each) != factor}
         right = {each: factor for each, factor in others.items() if terms.get(each) != factor}
         if len(left) != 1 or len(right) != 1 or [*left.values()] != [*right.values()]:
             return False
         (mine, its) = (*left, *right)
+        if mine not in distance:
+            return False  # one is behind another pointer
         found = self._within(mine, constant, distance, most)
         return found is not None and self._same_number(mine, its, *found)
 
