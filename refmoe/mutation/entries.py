@@ -33,6 +33,13 @@ _NO_CODE = re.compile(r"^\s*(?://.*|\.loc\b.*)\n|[^\S\n]*//[^\n]*", re.MULTILINE
 #: Sections of a cubin that the chip reads: code, constants, initial data, and how many registers and bytes it needs.
 _READ_BY_THE_CHIP = (".text.", ".nv.constant", ".nv.global", ".nv.shared", ".nv.info")
 
+#: In front of a source, takes from bounds of launches all but the threads of a CTA.
+_NO_HINTS = """
+#include <cuda_runtime.h>
+#undef __launch_bounds__
+#define __launch_bounds__(threads, ...) __annotate__(launch_bounds(threads))
+"""
+
 
 class DoesNotBuild(Exception):
     """The compiler or the assembler refuses a mutant; the message is its first error."""
@@ -76,8 +83,17 @@ def sound_text(key: EntryKey) -> str:
     return sound_entries(source, arch)[entry]
 
 
-def compiled_entries(csrc: Path, source: str, arch: str, wanted: Collection[str] | None = None) -> Mapping[str, str]:
+def compiled_entries(
+    csrc: Path, source: str, arch: str, wanted: Collection[str] | None = None, *, hints: bool = True
+) -> Mapping[str, str]:
     """The texts of the entries of a changed source; of those in `wanted` alone, if it is given. Nothing is kept.
+
+    Args:
+        csrc: where the sources are.
+        source: its name.
+        arch: what to compile for.
+        wanted: names of entries; None for all.
+        hints: whether the compiler is told how many CTAs are to fit a multiprocessor.
 
     Raises:
         DoesNotBuild: the compiler refuses it.
@@ -85,7 +101,7 @@ def compiled_entries(csrc: Path, source: str, arch: str, wanted: Collection[str]
     others = set() if wanted is None else set(sound_entries(source, arch)) - set(wanted)
     with tempfile.TemporaryDirectory(prefix="refmoe-mutant-") as scratch:
         header, made = Path(scratch) / "left_out.h", Path(scratch) / "made.ptx"
-        header.write_text(leaving_out(others))
+        header.write_text(leaving_out(others) + ("" if hints else _NO_HINTS))
         flags = [flag for flag in FLAGS if flag != "-lineinfo"]
         _nvcc("-ptx", f"-arch={arch}", *flags, "-include", str(header), str(csrc / f"{source}.cu"), "-o", str(made))
         return entry_texts(made.read_text())

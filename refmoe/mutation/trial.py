@@ -7,6 +7,7 @@ one. So each trial runs in a forked child, see `refmoe.mutation.forked`.
 from __future__ import annotations
 
 import functools
+import re
 import signal
 import tempfile
 import time
@@ -61,6 +62,9 @@ FIRST_CASES = 6
 
 #: CPU seconds of this process that one case may take; the sound kernels' dearest takes a few.
 CASE_SECONDS = 30.0
+
+#: A constant of a CUDA source: a declaration on one line.
+_CONSTANT = re.compile(r"\s*constexpr\s+[\w:]+\s+\w+\s*=[^;]*;\s*(?://.*)?$")
 
 #: Operators on host code whose mutants meet calls that have to be refused before all others.
 _OF_CHECKS = frozenset(("dropped-check", "guard", "logic", "off-by-one", "relation"))
@@ -380,7 +384,25 @@ class _Trial:
             self.equal(texts, different)
             or self.run(self.reached, texts)
             or self.proven({key: texts[key] for key in different})
+            or self.same_but_for_hints(text, different)
         )
+
+    def same_but_for_hints(self, text: str, different: Iterable[EntryKey]) -> dict[str, Any]:
+        """Whether a changed constant tells the assembler how many CTAs are to fit, and is used for nothing else.
+
+        Without such hints the compiler makes the same text of both sources. What they compute depends on no hint.
+        A constant has no undefined behaviour, which the compiler could use. {} if it is not so.
+        """
+        if self.most is not None or not _CONSTANT.match(text.splitlines()[self.site.line - 1]):
+            return {}
+        with tempfile.TemporaryDirectory(prefix="refmoe-mutant-") as scratch:
+            tree = changed_tree(self.site.file, text, Path(scratch) / "tree")
+            for source, arch in sorted({(key[0], key[2]) for key in different}):
+                made = [compiled_entries(each, source, arch, hints=False) for each in (CSRC, tree)]
+                if made[0] != made[1]:
+                    return {}
+        finding = "it hints how many CTAs are to fit a multiprocessor, and is used for nothing else"
+        return {"outcome": "equivalent", "check": "proof", "finding": finding}
 
     def host(self) -> dict[str, Any]:
         """A mutant of host code."""

@@ -110,7 +110,7 @@ def test_every_bound_is_of_entries_that_there_are() -> None:
     found = [path for pattern in ("*.py", "*.cu") for path in (ROOT / "cuda").rglob(pattern)]
     sources = "\n".join(path.read_text() for path in found)
     for start in BOUNDS:
-        assert re.sub(r"_(bf16|fp16|f32)(_floor|_rceil)?_?$|_$", "", start) in sources, start
+        assert re.sub(r"_(bf16|fp16|f32|1x128|128x128)(_floor|_rceil)?_?$|_$", "", start) in sources, start
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("f32", True), ("u32", False)])
@@ -140,7 +140,7 @@ def test_the_bits_of_a_float_are_any_word_and_no_number() -> None:
 )
 def test_an_array_that_host_code_checks_is_held_against_what_is_said_of_it(offsets: list[int], expected: bool) -> None:
     array = Buffer(np.array(offsets, np.int64).view(np.uint8), writable=False)
-    arguments = [array, array, *[0] * 8, 16]
+    arguments = [array, array, *[0] * 6, 1, 0, 16]
     assert within_bounds("refmoe_swiglu_q8_1_silu_f32_llama_cpp_mmq", 1, arguments) is expected
     # A number of lanes that is no multiple of eight, and what is no array.
     assert not within_bounds("refmoe_swiglu_q8_1_silu_f32_llama_cpp_mmq", 1, [*arguments[:-1], 12])

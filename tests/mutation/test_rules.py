@@ -119,7 +119,9 @@ def grouped(outside: str, end: str, first: str, store: str) -> str:
         ("40", "4", "st.global.u32 [%rd5], %r1", False),
         ("40", "4", "@!%p1 st.global.u32 [%rd5], %r1", False),
         ("40", "4", "setp.lt.s32 %p2, %r7, 48; @%p2 st.global.u32 [%rd5], %r1", False),
-        ("40", "4", "setp.lt.u32 %p2, %r1, 66000; @%p2 bra LEFT; st.global.u32 [%rd5], 7; LEFT:; bar.sync 0", False),
+        ("40", "4", "setp.lt.u32 %p2, %r1, 5; @%p2 bra LEFT; st.global.u32 [%rd5], 7; LEFT:; bar.sync 0", False),
+        # All that a lane may have is below 66000, whatever those outside have.
+        ("40", "4", "setp.lt.u32 %p2, %r1, 66000; @%p2 bra LEFT; st.global.u32 [%rd5], 7; LEFT:; bar.sync 0", True),
         ("40", "4", "mov.u32 %r4, %r1; " + LOOP.replace("add.s64", "setp.lt.s32 %p1, %r7, 64; add.s64"), False),
     ],
 )

@@ -6,6 +6,7 @@ Proofs take it for granted. `refmoe.mutation.trial` holds every launch of the ca
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -24,6 +25,10 @@ _PIECES = 1 << 28
 _OFFSETS = (64, 0, INT32_MAX)
 #: Rows of choices, as 32-bit integers.
 _PLACES = (32, -1, INT32_MAX)
+#: Bytes of scales in FP32, of which an integer of 32 bits counts as many as there are.
+_SCALES = 4 * INT32_MAX
+#: Tiles or slices that CTAs walk over in steps of a grid of no more: a step past the last one fits 32 bits.
+MOST_TILES = INT32_MAX // 2
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,10 @@ class HostBounds:
         multiples: by parameter's number, the power of two that it is a multiple of.
         holds: by number of a parameter that is an array, the bits of its integers, the least and the largest.
         apart: whether no array that it may write has bytes in common with another one of its arguments.
+        tiles: divisors by number of a parameter. A grid has no more CTAs than tiles, of which there are
+            `MOST_TILES` at most. Their number is the product of the parameters, each divided by its divisor and
+            rounded up.
+        sizes: by number of a parameter that is an array, the bytes that it has at most.
     """
 
     most: Mapping[int, int]
@@ -45,6 +54,12 @@ class HostBounds:
     multiples: Mapping[int, int] = field(default_factory=dict)
     holds: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
     apart: bool = False
+    tiles: Mapping[int, int] = field(default_factory=dict)
+    sizes: Mapping[int, int] = field(default_factory=dict)
+
+    def tiles_of(self, numbers: Sequence[int]) -> int:
+        """The tiles of a launch: a grid's CTAs walk over them."""
+        return math.prod(-(-numbers[place] // divisor) for place, divisor in self.tiles.items())
 
 
 #: By the beginning of an entry's name. `refmoe.mutation.trial` holds the launches of cases against it.
@@ -68,12 +83,31 @@ BOUNDS: Mapping[str, HostBounds] = MappingProxyType(
         "refmoe_deepseek_gemm_wgmma_": HostBounds({}, least={11: 128}, multiples={11: 128}),
         "refmoe_finalize_bf16_": HostBounds({6: _ROWS}),
         "refmoe_finalize_f32_": HostBounds({6: _ROWS}),
-        "refmoe_deepseek_expand_": HostBounds({6: _ROWS, 7: 32, 8: _PIECES}, MAX_GRID, multiples={8: 8}, apart=True),
+        # A row's stride is the tiles of a row, or 1.
+        "refmoe_deepseek_expand_": HostBounds(
+            {6: _ROWS, 7: 32, 8: _PIECES, 9: _PIECES // 8, 11: _PIECES // 8},
+            MAX_GRID,
+            multiples={8: 8},
+            holds={1: _PLACES},
+            apart=True,
+            sizes={3: _SCALES, 5: _SCALES},
+        ),
         "refmoe_deepseek_activation_": HostBounds({8: _PIECES}, multiples={8: 8}, apart=True),
         "refmoe_q8_1_quantize_": HostBounds({}, multiples={4: 8}, apart=True),
         # Quads of a row; and rows of choices, -1 of those of other ranks.
-        "refmoe_finalize_q8_1_": HostBounds({11: (1 << 29) - 8}, multiples={11: 8}, holds={1: _PLACES}, apart=True),
-        "refmoe_swiglu_q8_1_": HostBounds({}, multiples={10: 8}, holds={1: _OFFSETS}, apart=True),
+        "refmoe_finalize_q8_1_": HostBounds(
+            {11: (1 << 29) - 8}, multiples={11: 8}, holds={1: _PLACES}, apart=True, tiles={8: 1, 11: 128}
+        ),
+        "refmoe_swiglu_q8_1_": HostBounds(
+            {10: _PIECES}, multiples={10: 8}, holds={1: _OFFSETS}, apart=True, tiles={8: 1, 10: 128}
+        ),
+        # Rows, and those of one more tile; chunks of 16 elements.
+        "refmoe_block_fp8_128x128_": HostBounds(
+            {3: INT32_MAX - 128, 4: _PIECES, 5: MOST_TILES, 6: MOST_TILES}, tiles={3: 128, 4: 8}, sizes={2: _SCALES}
+        ),
+        "refmoe_block_fp8_1x128_": HostBounds(
+            {3: _ROWS, 4: _PIECES, 5: MOST_TILES, 6: MOST_TILES}, MAX_GRID, sizes={2: _SCALES}
+        ),
         "refmoe_swiglu_": HostBounds({}, holds={1: _OFFSETS}, apart=True),
         "refmoe_deepseek_finalize_": HostBounds({5: _ROWS, 6: 32}, MAX_GRID),
     }
@@ -92,7 +126,15 @@ def within_bounds(entry: str, grid: int, arguments: Sequence[object]) -> bool:
         if place in known.most or place in known.least or place in known.multiples
     )
     arrays = all(_holds(arguments[place], *numbers) for place, numbers in known.holds.items())
-    return held and arrays and grid <= known.grid and (arrays_apart(arguments) or not known.apart)
+    arrays = arrays and all(_fits(arguments[place], most) for place, most in known.sizes.items())
+    few = not known.tiles or _few_tiles(known, grid, arguments)
+    return held and arrays and few and grid <= known.grid and (arrays_apart(arguments) or not known.apart)
+
+
+def _few_tiles(known: HostBounds, grid: int, arguments: Sequence[object]) -> bool:
+    """Whether a grid has no more CTAs than tiles, and there are few enough of these."""
+    numbers = [each if isinstance(each, int) else -1 for each in arguments]
+    return all(numbers[place] >= 0 for place in known.tiles) and grid <= known.tiles_of(numbers) <= MOST_TILES
 
 
 def _holds(array: object, bits: int, low: int, high: int) -> bool:
@@ -101,6 +143,11 @@ def _holds(array: object, bits: int, low: int, high: int) -> bool:
         return False
     numbers = np.frombuffer(array.array.tobytes(), f"<i{bits // 8}")
     return bool(np.all((low <= numbers) & (numbers <= high)))
+
+
+def _fits(array: object, most: int) -> bool:
+    """Whether an array has so many bytes at most."""
+    return array is None or (isinstance(array, Buffer) and array.array.nbytes <= most)
 
 
 def arrays_apart(arguments: Sequence[object]) -> bool:

@@ -16,9 +16,11 @@ from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
 from refmoe.mutation.proofs.functions import CalledModule
 from refmoe.mutation.proofs.lanes import LaneGroups
 from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
+from refmoe.mutation.proofs.places import Places
 from refmoe.mutation.proofs.program import WARP, EntryCode, NoProof
 from refmoe.mutation.proofs.ranges import Ranges
 from refmoe.mutation.proofs.trials import Trial, tried
+from refmoe.mutation.proofs.unread import without_unread
 from refmoe.mutation.proofs.values import EITHER, FALSE, TRUE
 
 #: What tells the assembler how to use registers, and nothing of what is computed.
@@ -39,7 +41,6 @@ _EITHER_COMPARED = re.compile(r"setp\.(?:eq|ne|equ|neu|num|nan)\.\w+$")
 #: What goes to memory of a register that may have more bits.
 _NARROW_STORE = re.compile(r"st\.(?:global|shared)\.[usb](8|16)$")
 _EARLY = "griddepcontrol.launch_dependents"
-
 
 #: Two nodes, a predicate that holds where they are compared, and comparisons that do.
 _Asked = tuple[Node, Node, Node | None, frozenset[Node]]
@@ -64,6 +65,7 @@ class EqualEntries:
     _given: Node | None = None  # a predicate that holds where nodes are compared
     _holds: frozenset[Node] = frozenset()  # comparisons that do
     _partly: dict[Node, Node] = field(default_factory=dict)  # what exchanges give, and where it is the same in both
+    _in_lanes: dict[Node, frozenset[int]] = field(default_factory=dict)  # the same, and in which lanes it is the same
     _sound: dict[tuple[Node, frozenset[Node]], bool] = field(default_factory=dict)
     _facts: dict[int, list[Node]] = field(default_factory=dict)
     _taken_for: dict[Node, Node] = field(default_factory=dict)
@@ -79,7 +81,7 @@ class EqualEntries:
 
     @cached_property
     def _domains(self) -> Domains:
-        return Domains(self.side.nodes, self.side, self.ranges, frozenset(self._partly))
+        return Domains(self.side.nodes, self.side, self.ranges, frozenset((*self._partly, *self._in_lanes)))
 
     @contextmanager
     def _where(self, holds: frozenset[Node]) -> Iterator[None]:
@@ -99,16 +101,16 @@ class EqualEntries:
         """Whether both entries are the same kernel."""
         reached = sorted(self._reached())
         for _ in range(_ROUNDS):
-            before = dict(self._partly)
+            before = {**self._partly}, {**self._in_lanes}
             if not all(self._same_acts(number) for number in reached):
                 return False
-            if self._partly == before:
+            if (self._partly, self._in_lanes) == before:
                 return True
             # What was found while more was taken for the same is asked again.
             self._known.clear()
             self._sound.clear()
             self._trail.clear()
-            self._domains = Domains(self.nodes, self.side, self.ranges, frozenset(self._partly))
+            self._domains = Domains(self.nodes, self.side, self.ranges, frozenset((*self._partly, *self._in_lanes)))
         return False
 
     def _reached(self) -> set[int]:
@@ -146,16 +148,23 @@ class EqualEntries:
         if len(one.operands) != len(other.operands):
             return False
         if one.opcode != other.opcode:
-            exchange = not self._partly and self._lanes.same_exchange(one, other, self.equal)
+            if self._same_in_lanes(number, one, other):
+                return True
+            exchange = not self._differs and self._lanes.same_exchange(one, other, self.equal)
             return exchange or self._same_read(one, other)
         if self.equal_there(number, one.guard, other.guard):
             pairs = zip(self._taken(one), self._taken(other), strict=True)
-            if all(self.equal_there(number, *pair, one.guard) for pair in pairs):
+            alike = [self.equal_there(number, *pair, one.guard) for pair in pairs]
+            if all(alike) or (all(alike[1:]) and self._same_place(one, other)):
                 return True
         if one.opcode.startswith("shfl."):
-            same = not self._partly and self._lanes.same_exchange(one, other, self.equal)
-            return same or self._same_within_groups(number, one, other)
-        return not self._partly and self._lanes.same_stores(number, one, other, self.equal)
+            same = not self._differs and self._lanes.same_exchange(one, other, self.equal)
+            return same or self._same_in_lanes(number, one, other) or self._same_within_groups(number, one, other)
+        return not self._differs and self._lanes.same_stores(number, one, other, self.equal)
+
+    def _same_place(self, one: Act, other: Act) -> bool:
+        """Whether the other entry's act is at the place of the sound one, which lies within its array."""
+        return self._both_sure(one.operands[0], other.operands[0]) and Places(self.nodes, self.ranges).same(one, other)
 
     def _same_read(self, one: Act, other: Act) -> bool:
         """Whether both load one number, of which the other one reads the lower half: the upper one is 0."""
@@ -178,6 +187,40 @@ class EqualEntries:
         while shape[0] == "pair" and nodes.widths[shape[2]] >= bits:
             node, shape = shape[2], nodes.shapes[shape[2]]
         return node
+
+    @property
+    def _differs(self) -> bool:
+        """Whether something is the same in both entries in some lanes alone."""
+        return bool(self._partly or self._in_lanes)
+
+    def _same_in_lanes(self, number: int, one: Act, other: Act) -> bool:
+        """Whether two exchanges read the same lane in some lanes, and find the same there; then it is kept in which.
+
+        What other lanes get may be used by nobody but in the same way, or where a predicate holds in none of them.
+        """
+        sources = self._lanes.sources_alike(one, other)
+        if one.operands[0] != other.operands[0] or not sources:
+            return False
+        held = self._sure_lanes(one.operands[0])
+        alike = frozenset(lane for lane, source in sources.items() if source in held)
+        place = next(at for at, each in enumerate(self.side.acts[number][0]) if each is one)
+        # Its predicate says whether the lane is there, which it is in both where the lane is the same one.
+        for name, lanes in ((0, alike), (1, frozenset(sources))):
+            result = self.nodes.known.get(("atom", "act", number, place, name, 1 if name else 32))
+            if result is not None:
+                self._in_lanes[result] = lanes & self._in_lanes.get(result, lanes)
+        return True
+
+    def _sure_lanes(self, node: Node) -> frozenset[int]:
+        """The lanes in which a node has one value in both entries, whatever holds."""
+        found, seen, waiting = frozenset(range(WARP)), set[Node](), [node]
+        while waiting:
+            each = waiting.pop()
+            if each not in seen:
+                seen.add(each)
+                found &= frozenset() if each in self._partly else self._in_lanes.get(each, found)
+                waiting += [*self.nodes.arguments(each), *self.side.meets.get(each, ())]
+        return found
 
     def _same_within_groups(self, number: int, one: Act, other: Act) -> bool:
         """Whether an exchange gives the same in both entries where some predicate holds; then it is kept that it does.
@@ -220,7 +263,7 @@ class EqualEntries:
 
         What an exchange gives may be the same under a predicate alone. That was of another time behind a meeting.
         """
-        if not self._partly:
+        if not self._differs:
             return True
         key = (node, holds)
         if key not in self._sound:
@@ -238,6 +281,8 @@ class EqualEntries:
         nodes, shape = self.nodes, self.nodes.shapes[node]
         if node in self._partly:
             return self._partly[node] in holds
+        if node in self._in_lanes:
+            return self._lanes.may_hold(holds) <= self._in_lanes[node]
         if node in self.side.meets:
             still = frozenset(each for each in holds if self._still(each, shape[2]))
             return all(self._sure(each, still) for each in self.side.meets[node])
@@ -260,12 +305,15 @@ class EqualEntries:
 
     def equal(self, one: Node, other: Node) -> bool:
         """Whether two nodes always have one value."""
-        one, other = self._chosen(one), self._chosen(other)
-        if one == other:
+        if (one := self._chosen(one)) == (other := self._chosen(other)):
             return self._both_sure(one)
         if self.nodes.widths[one] == self.nodes.widths[other] > 1:
             words = [self.ranges.of(each).constant for each in (one, other)]
             if words[0] == words[1] is not None:
+                return True
+        elif self.nodes.widths[one] == self.nodes.widths[other]:
+            truths = self.ranges.truth(one), self.ranges.truth(other)
+            if truths[0] == truths[1] != EITHER:
                 return True
         if (less := (self._plainer(one), self._plainer(other))) != (one, other):
             return self.equal(*less)
@@ -626,7 +674,7 @@ def _same_text(sound: str, other: str) -> tuple[list[str], list[Trial]] | None:
     if _EARLY in sound and _EARLY not in other:
         sound = re.sub(rf"^\s*{re.escape(_EARLY)};\n", "", sound, flags=re.MULTILINE)
         words.append("a launch behind begins later, and waits for the same bytes")
-    one, two = EntryCode.of(sound), EntryCode.of(other)
+    one, two = EntryCode.of(without_unread(sound)), EntryCode.of(without_unread(other))
     side = SideBySide((Paths.of(one), Paths.of(two)), Nodes())
     side.solve()
     if any(len(ones) != len(others) for ones, others in side.acts.values()):

@@ -12,7 +12,7 @@ both lanes, since each has both numbers, in whichever order.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -26,6 +26,10 @@ _LANES = ("%tid.x", "%laneid")
 #: What has one value in all threads of a CTA.
 _OF_A_CTA = re.compile(r"%(?:ntid|ctaid|nctaid|cluster_ctaid|cluster_nctaid|clusterid|nclusterid)\.[xyz]$")
 _STORE = re.compile(r"st\.(global|shared)(?:\.v[24])?\.[usfb](8|16|32|64)$")
+#: Exchanges whose second operand is a distance.
+_STEPPED = re.compile(r"shfl\.sync\.(?:bfly|down)\.b32$")
+#: Reductions that do the same once or several times, and in any order.
+_RAISE = re.compile(r"red\.(global)\.(?:min|max|and|or)\.[usb](32|64)$")
 #: Exchanges that read a lane which there is, so that their predicate is true.
 _EXCHANGE = re.compile(r"shfl\.sync\.(?:bfly|idx)\.b32$")
 _LOAD = re.compile(r"ld\.(?:global|shared|const)(?:\.nc)?(?:\.v[24])?\.[usfb](?:8|16|32|64)$")
@@ -57,15 +61,21 @@ class LaneGroups:
     def same_stores(self, number: int, one: Act, other: Act, equal: Callable[[Node, Node], bool]) -> bool:
         """Whether an act of each entry is a store, and both store the same, by whichever lanes.
 
+        A reduction to the largest or the least counts as a store: done several times it gives what it gives once.
+
         Args:
             number: the pair of paths that it is an act of.
             one: the act of the sound entry.
             other: that of the other one, of the same opcode.
             equal: tells whether two nodes always have one value.
         """
-        if not _STORE.match(one.opcode) or not self._alone(number, one):
+        if not (_STORE.match(one.opcode) or _RAISE.match(one.opcode)) or not self._alone(number, one):
             return False
         mine, its = self._conjuncts(one.guard), self._conjuncts(other.guard)
+        for each in sorted(its - mine):
+            # What is equal in both counts as one predicate, that of the sound entry.
+            if (twin := next((held for held in sorted(mine - its) if equal(held, each)), None)) is not None:
+                its = its - {each} | {twin}
         common = mine & its
         sizes = [size for size in (2, 4, 8, 16, WARP) if self._spread(mine - common, its - common, size)]
         if not sizes:
@@ -108,6 +118,33 @@ class LaneGroups:
             return False
         step = self.ranges.of(one.operands[1])
         return step.low >= 0 and all(clamp is not None and step.high <= clamp < WARP for clamp in clamps)
+
+    def sources_alike(self, one: Act, other: Act) -> dict[int, int]:
+        """By lane, the lane whose number an exchange gives in either entry, where that is the same one.
+
+        Both are exchanges of a whole warp by a constant distance. Of others nothing is said.
+        """
+        if not all(_STEPPED.match(each.opcode) and self.gathers(each) for each in (one, other)):
+            return {}
+        steps = [self._word(each, 1) for each in (one, other)]
+        if any(step is None or not 0 < step < WARP for step in steps):
+            return {}
+        if [self._word(each, -2) for each in (one, other)] != [WARP - 1, WARP - 1]:
+            return {}
+        found = {}
+        for lane in range(WARP):
+            mine, its = (
+                lane ^ int(step or 0) if ".bfly." in each.opcode else lane + int(step or 0)
+                for each, step in zip((one, other), steps, strict=True)
+            )
+            if mine == its < WARP:
+                found[lane] = mine
+        return found
+
+    def may_hold(self, predicates: Iterable[Node]) -> set[int]:
+        """The lanes in which all of some predicates may hold."""
+        held = list(predicates)
+        return {lane for lane in range(WARP) if not any(self.word(each, lane) == (0, 1) for each in held)}
 
     def _spread(self, mine: set[Node], its: set[Node], size: int) -> bool:
         """Whether some lane of each group stores, in either entry."""
@@ -220,7 +257,8 @@ class LaneGroups:
 
     def _atom(self, shape: Sequence[object], turn: int, known: _Masks) -> int:
         kind = shape[1]
-        if kind in ("parameter", "name"):
+        if kind in ("parameter", "name", "unwritten"):
+            # Nothing that the sound entry gives depends on what nobody wrote: so it may be what the lane across has.
             return 0
         if kind == "steady":
             return turn if shape[2] in _LANES else 0 if _OF_A_CTA.match(str(shape[2])) else -1
@@ -429,7 +467,7 @@ class LaneGroups:
         is stored over, but where the expressions tell that it is: at a place that is the same in each round of a loop,
         or that overlaps with that of another store.
         """
-        match = _STORE.match(act.opcode)
+        match = _STORE.match(act.opcode) or _RAISE.match(act.opcode)
         if match is None:
             return False
         if match[1] == "shared":
@@ -437,7 +475,7 @@ class LaneGroups:
         root = self._array(act.operands[0])
         if root is None:
             return False
-        loops = number in self._behind(number)
+        loops = number in self._behind(number) and not _RAISE.match(act.opcode)
         if loops and not self._changes(act.operands[0]):
             return False
         others = [other for acts, _ in self.side.acts.values() for other in acts if other is not act]

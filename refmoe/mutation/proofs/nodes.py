@@ -104,7 +104,21 @@ class Nodes:
         if (word := self.word(predicate)) is not None:
             return one if word else other
         one, other = self.given(one, predicate), self.given(other, self.negated(predicate))
+        if self._alike(predicate, one, other, bits):
+            return other
         return one if one == other else self.of(("sel", predicate, one, other), bits)
+
+    def _alike(self, predicate: Node, one: Node, other: Node, bits: int) -> bool:
+        """Whether `one` is `other` where a predicate holds: it says that `one` is equal to what `other` is there."""
+        shape = self.shapes[predicate]
+        held = shape[2:] if shape[:2] == ("op", "and.pred") else (predicate,)
+        for each in held:
+            equal = self.shapes[each]
+            if equal[:2] == ("op", f"setp.eq.u{bits}") and one in equal[2:]:
+                its = equal[3] if equal[2] == one else equal[2]
+                if its == self.given(other, self.both([part for part in held if part != each])):
+                    return True
+        return False
 
     def given(self, node: Node, predicate: Node) -> Node:
         """A node that is equal to `node` wherever a predicate holds."""

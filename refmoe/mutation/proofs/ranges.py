@@ -13,7 +13,7 @@ from typing import Any
 
 from refmoe.cuda.arguments import INT32_MAX
 from refmoe.mutation.proofs import values
-from refmoe.mutation.proofs.bounds import bounds_of
+from refmoe.mutation.proofs.bounds import MOST_TILES, bounds_of
 from refmoe.mutation.proofs.flow import Act, SideBySide
 from refmoe.mutation.proofs.nodes import Node
 from refmoe.mutation.proofs.program import WARP, computed
@@ -44,6 +44,7 @@ class Ranges:
     _held: dict[Node, KnownWord | None] = field(default_factory=dict)
     _now: dict[Node, KnownWord] = field(default_factory=dict)
     _places: dict[Node, int] = field(default_factory=dict)
+    _tiles: dict[Node, bool] = field(default_factory=dict)
 
     def solve(self) -> Ranges:
         """Go over all meetings of paths until nothing grows; gives itself."""
@@ -140,9 +141,104 @@ class Ranges:
             return values.TRUE if set(truths) == {values.TRUE} else values.EITHER
         match = re.match(r"setp\.(eq|lt)\.([su])(\d+)$", str(shape[1]))
         words = [self.of(each) for each in shape[2:]]
+        if match is not None and (known := self._tiles_compared(match[1], shape[2], shape[3])):
+            return known
         if match is None or any(each.bits != int(match[3]) for each in words):
             return values.EITHER
         return values.compared(match[1], words[0], words[1], signed=match[2] == "s")
+
+    # --- tiles, over which CTAs walk ------------------------------------------------------------------------------
+
+    def _tiles_compared(self, relation: str, one: Node, other: Node) -> int:
+        """The truth of a comparison of a CTA's number with the number of tiles, which is larger; 0 of any other one.
+
+        A grid has no more CTAs than tiles, and a CTA's number is below their number.
+        """
+        numbers = [each for each in (one, other) if self.side.nodes.shapes[each] == ("atom", "steady", "%ctaid.x")]
+        if len(numbers) != 1 or not self._counts_tiles(one if other == numbers[0] else other):
+            return 0
+        return values.TRUE if relation == "lt" and one == numbers[0] else values.FALSE
+
+    def _counts_tiles(self, node: Node) -> bool:
+        """Whether a node is the number of tiles, by what the host code says of the entry."""
+        tiles = bounds_of(self.entry).tiles
+        if not tiles:
+            return False
+        if node not in self._tiles:
+            nodes, shape = self.side.nodes, self.side.nodes.shapes[node]
+            factors = list(shape[2:]) if shape[:2] == ("op", "mul.lo.u32") else [node]
+            wanted = dict(tiles)
+            for place, divisor in tiles.items():
+                found = next((each for each in factors if self._rounded_up(each, place, divisor)), None)
+                if found is not None:
+                    factors.remove(found)
+                    del wanted[place]
+            self._tiles[node] = not factors and not wanted and nodes.widths[node] == 32
+        return self._tiles[node]
+
+    def _is_tile_factor(self, node: Node) -> bool:
+        """Whether a node is what the number of tiles is a product of. It is at least 1, since there is a CTA."""
+        return any(self._rounded_up(node, place, divisor) for place, divisor in bounds_of(self.entry).tiles.items())
+
+    def _rounded_up(self, node: Node, place: int, divisor: int) -> bool:
+        """Whether a node is a parameter divided by a power of two and rounded up: a sum that is shifted."""
+        nodes, shape = self.side.nodes, self.side.nodes.shapes[node]
+        most = bounds_of(self.entry).most.get(place, INT32_MAX)
+        if divisor == 1:
+            return self._is_parameter(node, place)
+        if shape[0] != "op" or shape[1] not in ("shr.s32", "shr.u32") or most > INT32_MAX - divisor:
+            return False
+        if divisor & (divisor - 1) or nodes.word(shape[3]) != divisor.bit_length() - 1:
+            return False
+        inner = nodes.shapes[shape[2]]
+        if inner[0] != "sum" or inner[1] != 32:
+            return False
+        # What is added to a number that is not negative, so that it is rounded toward zero, is 0.
+        terms = [each for each in inner[3:] if not (self._of_parameters(each[0]) and self.of(each[0]).constant == 0)]
+        if inner[2] != divisor - 1 or len(terms) != 1 or terms[0][1] != 1:
+            return False
+        return self._is_parameter(terms[0][0], place)
+
+    def _of_parameters(self, node: Node) -> bool:
+        """Whether a value is of parameters alone, so that it is known before any path is."""
+        nodes, seen, waiting = self.side.nodes, set[Node](), [node]
+        while waiting:
+            each = waiting.pop()
+            if nodes.shapes[each][0] == "atom" and nodes.shapes[each][1] != "parameter":
+                return False
+            seen.add(each)
+            waiting += set(nodes.arguments(each)) - seen
+        return True
+
+    def _is_parameter(self, node: Node, place: int) -> bool:
+        shape = self.side.nodes.shapes[node]
+        whole = shape[:2] == ("atom", "parameter") and shape[2] in ("u32", "s32", "b32")
+        return whole and str(shape[3]) in self.numbers and str(shape[3]).rstrip("]").endswith(f"_param_{place}")
+
+    def _remainder(self, shape: Sequence[Any]) -> tuple[Sequence[Any], KnownWord] | None:
+        """A sum without a number and what it has of a divisor, and what is left of that number; None of any other sum.
+
+        Both may be in it several times. Neither of the two is negative, and the divisor is not 0: so that the
+        remainder is below it.
+        """
+        nodes, bits, mask = self.side.nodes, shape[1], (1 << shape[1]) - 1
+        terms = dict(shape[3:])
+        for product, factor in terms.items():
+            made = nodes.shapes[product]
+            times = -factor & mask
+            if made[:2] != ("op", f"mul.lo.u{bits}"):
+                continue
+            for quotient, divisor in (made[2:], made[:1:-1]):
+                parts = nodes.shapes[quotient]
+                if parts[0] != "op" or parts[1] not in (f"div.s{bits}", f"div.u{bits}") or parts[3] != divisor:
+                    continue
+                number, below = self._of(parts[2]), self._of(divisor)
+                if terms.get(parts[2]) != times or number is None or below is None or number.low < 0 or below.low < 1:
+                    continue
+                rest = [each for each in shape[3:] if each[0] not in (product, parts[2])]
+                left = values.between(bits, 0, min(number.high, below.high - 1))
+                return (*shape[:3], *rest), values.multiplied(left, values.constant(bits, times), bits)
+        return None
 
     def _sum(self, shape: Sequence[Any], words: Sequence[KnownWord]) -> KnownWord:
         bits = shape[1]
@@ -238,10 +334,18 @@ class Ranges:
             return None
         words = [each for each in given if each is not None]
         if shape[0] == "sum":
+            if (parted := self._remainder(shape)) is not None:
+                rest = [self.of(each) for each, _ in parted[0][3:]]
+                return values.added(self._sum(parted[0], rest), parted[1])
             return self._sum(shape, words)
         if shape[0] == "sel":
             return values.joined(words[1], words[2])
-        return self._operation(shape, bits, words) if shape[0] == "op" and bits > 1 else values.anything(bits)
+        if shape[0] != "op" or bits == 1:
+            return values.anything(bits)
+        made = self._operation(shape, bits, words)
+        if bits == 32 and bounds_of(self.entry).tiles and (self._counts_tiles(node) or self._is_tile_factor(node)):
+            return values.between(bits, max(made.low, 1), min(made.high, MOST_TILES), made.zeros, made.ones)
+        return made
 
     def _atom(self, shape: Sequence[object], bits: int) -> KnownWord | None:
         kind, name = str(shape[1]), str(shape[2])
@@ -271,7 +375,8 @@ class Ranges:
         if name == "%ntid.x":
             return values.between(bits, 32, self.threads, 31)
         if name in ("%ctaid.x", "%nctaid.x"):
-            most = bounds_of(self.entry).grid
+            bounds = bounds_of(self.entry)
+            most = min(bounds.grid, MOST_TILES) if bounds.tiles else bounds.grid
             return values.between(bits, 0, most - 1) if name == "%ctaid.x" else values.between(bits, 1, most)
         return values.anything(bits)
 
