@@ -19,6 +19,7 @@ from refmoe.bench import gpu
 from refmoe.bench.gpu import gemv, timing
 from refmoe.bench.gpu.kernels import MoeSizes, activation, expand, finalize, quantize, quantize_then_expand, route, sort
 from refmoe.bench.gpu.timing import ROUNDS, Contender, clocks, empty, floor_device, gpu_device, interleaved, time_groups
+from refmoe.catalog import source_sha256
 from refmoe.chips import KERNEL_ARCHS
 from refmoe.cuda.device import CudaDevice, DeviceUnavailable
 from refmoe.cuda.launch import Entry, LaunchPlan
@@ -26,8 +27,11 @@ from refmoe.cuda.toolchain import CSRC
 from refmoe.driver import DriverDevice, device, packaged
 from refmoe.driver.packaged import FLOORS, entries_in, pack, packaged_ptx, packed_sources
 from refmoe.errors import RefmoeError
+from refmoe.probe.parts import _benchmarks
 from refmoe.recomputed.bench import refusals
+from refmoe.reports import environment
 from refmoe.reports.bench import BENCH
+from refmoe.reports.documents import digest_of
 
 pytestmark = pytest.mark.skipif(NVCC is None, reason="no nvcc")
 
@@ -172,8 +176,10 @@ def test_what_fails_is_named(fails: str, driver: GraphDriver) -> None:
     def launched(config: Any, function: Any, arguments: Any, extra: int) -> tuple[Any, ...]:
         nonlocal entered
         entered |= function[1] == ENTRY
-        return (Status.CUDA_ERROR_LAUNCH_FAILED,) if entered and fails == "cuLaunchKernelEx" else launch(
-            config, function, arguments, extra
+        return (
+            (Status.CUDA_ERROR_LAUNCH_FAILED,)
+            if entered and fails == "cuLaunchKernelEx"
+            else launch(config, function, arguments, extra)
         )
 
     driver.cuLaunchKernelEx = launched  # type: ignore[method-assign]
@@ -199,7 +205,7 @@ def test_a_failure_within_a_capture_ends_it(driver: GraphDriver) -> None:
             super().enqueue(turn)
 
     one = empty(floor_device(device_))
-    with pytest.raises(RefmoeError, match="^late: no more$"):
+    with pytest.raises(RefmoeError, match=r"^late: no more$"):
         interleaved(device_, [Turns("late", 0, one.device, one.sets)])
     assert not driver.capturing
 
@@ -210,13 +216,13 @@ def test_what_tells_of_the_machine_is_not_a_contenders(driver: GraphDriver) -> N
             raise DeviceUnavailable("update the driver")
 
     device_ = gpu_device()
-    with pytest.raises(DeviceUnavailable, match="^update the driver$"):
+    with pytest.raises(DeviceUnavailable, match=r"^update the driver$"):
         interleaved(device_, [Old("x", 0, device_, [[]])])
 
 
 def test_the_legacy_stream_is_not_captured(driver: GraphDriver) -> None:
     plain = DriverDevice(driver=driver)
-    with pytest.raises(RefmoeError, match="^an empty kernel: cuStreamBeginCapture failed: .*UNSUPPORTED"):
+    with pytest.raises(RefmoeError, match=r"^an empty kernel: cuStreamBeginCapture failed: .*UNSUPPORTED"):
         interleaved(plain, [empty(floor_device(plain))])
 
 
@@ -238,6 +244,8 @@ def test_clocks_need_no_torch(driver: GraphDriver, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def document(driver: GraphDriver, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Of `refmoe bench gpu` on a machine without torch, on which nothing is carried out."""
+    driver.gpu = "NVIDIA GeForce RTX 5090"
+    monkeypatch.setattr(environment, "_gpu", lambda: (driver.gpu, "CUDA 13.0"))
     driver.executes = False
     driver.cost = lambda entry: 1000.0
     few_sets(monkeypatch, 1)
@@ -249,14 +257,19 @@ def document(driver: GraphDriver, monkeypatch: pytest.MonkeyPatch) -> dict[str, 
 
 
 def test_the_whole_benchmark_says_what_is_left_out(document: dict[str, Any]) -> None:
-    assert (document["gpu"], document["arch"], document["clocks"]) == ("NVIDIA Toy", "sm_120a", "")
+    assert (document["gpu"], document["arch"], document["clocks"]) == ("NVIDIA GeForce RTX 5090", "sm_120a", "")
     assert document["absent"].keys() == {"torch.bmm", "whole layers"}
     assert all("torch" in reason for reason in document["absent"].values())
     names = [row["name"] for row in document["rows"]]
     assert any(name.startswith("DP4A") for name in names)
     assert not any(name.startswith(("torch", "layer")) for name in names)
-    assert not list(BENCH.check(Path("x"), {**document, "digest": None}, lambda name: "") if False else [])
     assert [each.text for each in refusals(document)] == []
+    signed = {**document, "digest": digest_of(document)}
+    assert BENCH.check(Path("x.json"), signed, source_sha256) == []
+    machine = {key: document[key] for key in ("gpu", "arch", "environment")}
+    assert list(_benchmarks({"device": "cuda", **machine, "benchmarks": signed})) == []
+    other = {**signed, "clocks": "idle"}
+    assert any("edited" in each for each in _benchmarks({"device": "cuda", **machine, "benchmarks": other}))
 
 
 @pytest.mark.parametrize(
