@@ -49,7 +49,6 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[GateRe
 _SHAPES: Mapping[str, tuple[type, ...]] = {
     **{"rows": (list,), "comparisons": (Mapping,), "medians_s": (Mapping,)},
     **{
-        "absent": (Mapping,),
         "versions": (Mapping,),
         "cores": (int,),
         "targets": (Mapping, list),

@@ -277,6 +277,7 @@ def test_the_whole_benchmark_says_what_is_left_out(document: dict[str, Any]) -> 
     [
         (lambda d: d.pop("absent"), "torch.bmm: has no row, and nothing says why"),
         (lambda d: d["absent"].pop("torch.bmm"), "absent.torch.bmm: is not there"),
+        (lambda d: d.update(absent=["torch.bmm"]), "absent: says"),
         (lambda d: d["absent"].update(DP4A="too slow"), "absent.DP4A: is there, and is none of its figures"),
         (lambda d: d["rows"][1].update(name="torch.bmm in BF16"), "torch.bmm: has rows, and is said to be absent"),
     ],
