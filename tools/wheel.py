@@ -1,4 +1,4 @@
-"""Build the wheel with the PTX of every production kernel in it, for machines without nvcc: `make wheel`.
+"""Build the wheel with the PTX of every production kernel and the floors, for machines without nvcc: `make wheel`.
 
 Prints where it is, and how large.
 """

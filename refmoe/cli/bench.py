@@ -57,6 +57,7 @@ def bench(
     `refmoe bench executor --against FOLDER` compares this executor with the one of another checkout of refmoe. Both run
     the same recorded launches in turn, each in a process of its own; `ratio` is the other's CPU time divided by ours.
     The targets are for commit 2db4e6e, and `make against` makes that checkout.
+    `refmoe bench gpu` needs neither torch nor nvcc if the package has PTX; its report says what is left out without.
     `refmoe bench gpu --against FOLDER` also times the routing kernels of the other checkout.
     `refmoe bench sweep` times each kernel and whole layers at 1 to 4,096 tokens, beside the same in torch. It also
     times DeepGEMM, Triton, torchao and FlashInfer where they are installed. Its report says which were not, and why.

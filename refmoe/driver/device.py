@@ -30,8 +30,8 @@ from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build, find_tool
 from refmoe.driver.packaged import compiler_line, entries_in, packaged_ptx, with_one_entry
 from refmoe.errors import NO_DRIVER, RefmoeError
 
-#: The stream that waits for all others, and they for it.
-_STREAM = 0
+#: The stream that waits for all others, and they for it. No graph can be captured from it.
+LEGACY_STREAM = 0
 #: The source that is looked for first; it is small.
 _FIRST = "quantize"
 
@@ -112,6 +112,7 @@ class DriverMemory:
     """
 
     def __init__(self, device: DriverDevice, shape: tuple[int, ...]) -> None:
+        """Take memory; what it holds is not defined."""
         self.shape, self.nbytes = shape, int(np.prod(shape, dtype=np.int64))
         # The driver gives no empty memory.
         self._place = int(device.call("cuMemAlloc", self.nbytes)) if self.nbytes else 0
@@ -127,15 +128,21 @@ class DriverDevice(CudaDevice):
     """Runs kernels on the first GPU. Memory is the driver's; the code is nvcc's, or PTX of the package.
 
     The driver assembles PTX itself, once for each entry that is launched.
+
+    Attributes:
+        stream: that launches go to. What is copied or filled before a launch is there when it starts.
     """
 
-    def __init__(self, arch: str | None = None, csrc: Path = CSRC, driver: Any = None) -> None:
+    def __init__(
+        self, arch: str | None = None, csrc: Path = CSRC, driver: Any = None, stream: Any = LEGACY_STREAM
+    ) -> None:
         """Open the GPU.
 
         Args:
             arch: the one that is wanted; None for any.
             csrc: the folder of the kernels' sources.
             driver: in place of cuda-bindings's module of the driver.
+            stream: to launch on; it has to be one that waits for the legacy stream.
 
         Raises:
             DeviceUnavailable: no GPU, another one, or no bindings; the message says what is missing.
@@ -173,12 +180,20 @@ class DriverDevice(CudaDevice):
         self.multiprocessors = multiprocessors
         self.call("cuCtxSetCurrent", self.call("cuDevicePrimaryCtxRetain", ordinal))
         self.launches: list[LaunchRecord] = []
-        self.csrc = csrc
+        self.csrc, self.stream = csrc, stream
         self._modules: dict[Path | bytes, Any] = {}
         self._functions: dict[Entry, Any] = {}
         self._shared_limits: dict[Entry, int] = {}
         self._texts: dict[Path, str] = {}
         self._compiles = not _lacks_compiler()
+
+    def launch_on_a_stream(self) -> None:
+        """Make a stream for the launches from now on; graphs can be captured from it."""
+        self.stream = self.call("cuStreamCreate", self.driver.CUstream_flags.CU_STREAM_DEFAULT)
+
+    def beside(self, csrc: Path) -> DriverDevice:
+        """The same GPU and stream with the kernels of another folder."""
+        return DriverDevice(self.arch, csrc, self.driver, self.stream)
 
     @property
     def torch(self) -> Any:
@@ -202,6 +217,19 @@ class DriverDevice(CudaDevice):
         memory = DriverMemory(self, tuple(shape))
         if memory.nbytes:
             self.call("cuMemsetD8", memory.data_ptr(), fill, memory.nbytes)
+        return memory
+
+    def repeated(self, shape: tuple[int, ...], block: npt.NDArray[np.uint8]) -> Buffer:
+        """Memory that holds a block of bytes over and over, and is copied from the host no more than once."""
+        memory = DriverMemory(self, tuple(shape))
+        content = np.ascontiguousarray(block).ravel()[: memory.nbytes]
+        place, filled = memory.data_ptr(), content.nbytes
+        if filled:
+            self.call("cuMemcpyHtoD", place, content.ctypes.data, filled)
+        while 0 < filled < memory.nbytes:
+            size = min(filled, memory.nbytes - filled)
+            self.call("cuMemcpyDtoD", place + filled, place, size)
+            filled += size
         return memory
 
     def download(self, buffer: Buffer) -> npt.NDArray[Any]:
@@ -277,7 +305,7 @@ class DriverDevice(CudaDevice):
         config = self.driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block
-        config.sharedMemBytes, config.hStream = shared_bytes, _STREAM
+        config.sharedMemBytes, config.hStream = shared_bytes, self.stream
         config.attrs = attributes
         config.numAttrs = len(config.attrs)
         self.call("cuLaunchKernelEx", config, function, arguments, 0)

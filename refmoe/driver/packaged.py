@@ -1,4 +1,4 @@
-"""PTX of the production kernels as a file of the package, for a machine without nvcc.
+"""PTX of the production kernels, and of a benchmark's floors, as files of the package, for a machine without nvcc.
 
 `make wheel` compiles every source for every architecture and puts the texts into the wheel; a checkout has none. Each
 text is kept with the hash of the source, the headers and the flags that it was made of. It is never used for a source
@@ -26,6 +26,8 @@ from refmoe.cuda.toolchain import CSRC, Target, Toolchain, ToolchainError, build
 #: Where the wheel has them.
 FOLDER = Path(__file__).parent / "ptx"
 MANIFEST = "manifest.json"
+#: What `refmoe bench gpu` holds the kernels against.
+FLOORS = Path(__file__).parent.parent / "bench" / "floors.cu"
 
 _VERSION = 1
 #: A path in a `.file` line: of whom it names, only what is below the sources or the toolkit's headers stays.
@@ -81,20 +83,25 @@ class PackedPtx:
     file_bytes: int
 
 
+def packed_sources() -> list[Path]:
+    """The sources whose PTX a wheel has."""
+    return [*sorted(CSRC.glob("*.cu")), FLOORS]
+
+
 def pack(folder: Path, toolchain: Toolchain | None = None, sources: Sequence[Path] | None = None) -> PackedPtx:
-    """Compile production kernels for every architecture, and write the texts with their manifest to a folder.
+    """Compile sources for every architecture, and write the texts with their manifest to a folder.
 
     Args:
         folder: where to; it is made.
         toolchain: the compiler; None for the one that is found.
-        sources: of the kernels; None for all.
+        sources: that are compiled; None for all of `packed_sources`.
 
     Raises:
         ToolchainError: no compiler, or a source that does not compile.
         OSError: the folder cannot be written.
     """
     compiler = toolchain or find_toolchain()
-    chosen = sorted(CSRC.glob("*.cu")) if sources is None else sources
+    chosen = packed_sources() if sources is None else sources
     targets = [Target(source, arch, "ptx") for source in chosen for arch in KERNEL_ARCHS]
     folder.mkdir(parents=True, exist_ok=True)
     texts: dict[str, _Text] = {}

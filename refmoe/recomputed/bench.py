@@ -16,6 +16,7 @@ from refmoe.bench import (
     exponential,
     faults,
     first_launch,
+    gpu,
     layer,
     memory,
     models,
@@ -110,6 +111,8 @@ _KEYS: Mapping[str, str] = {
     "quantize": "size rounds cores versions comparisons reached",
     "tiles": "rows not_built predictions sources spills cores versions all_reached",
 }
+#: What some reports of a benchmark have, and others have not.
+_OPTIONAL: Mapping[str, frozenset[str]] = {"gpu": frozenset(("absent",))}
 
 
 def _fixed() -> Mapping[str, Mapping[str, Any]]:
@@ -147,7 +150,7 @@ def _form(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if name in _KEYS:
         # A run beside another checkout says more.
         held, due = document.keys() - {"kind", "name", "digest", "against"}, set(_KEYS[name].split())
-        for key in sorted(held - due):
+        for key in sorted(held - due - _OPTIONAL.get(name, frozenset())):
             yield key, f"is nothing that the benchmark {name} writes"
         for key in sorted(due - held):
             yield key, f"is not there, and the benchmark {name} writes it"
@@ -181,6 +184,19 @@ def _routing(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     found = (deepseek_routing.TOKENS - document["tokens_with_other_experts"]) * deepseek_routing.TOP_K
     if document["weights"] != found:
         yield "weights", f"says {document['weights']:,}, and the tokens with the same experts have {found:,}"
+
+
+def _gpu(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Rows of what is said to be left out, and rows that are missing without a word."""
+    held = {
+        "torch.bmm": any(row["name"].startswith("torch.bmm") for row in document["rows"]),
+        "whole layers": any(row["name"].startswith("layer, ") for row in document["rows"]),
+    }
+    if "absent" in document:
+        yield from partings(document["absent"], gpu.ABSENT, "absent")
+    for name, there in held.items():
+        if there == ("absent" in document):
+            yield name, "has rows, and is said to be absent" if there else "has no row, and nothing says why"
 
 
 def _models(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -231,6 +247,7 @@ _OF_ONE: Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]] 
     "deepseek_gemm": _work,
     "deepseek_routing": _routing,
     "executor": _executor,
+    "gpu": _gpu,
     "models": _models,
     "tiles": _predicted,
 }

@@ -1,6 +1,7 @@
 """The production kernels around the GEMMs on a GPU, at the sizes of gpt-oss-120b, each beside a copy of its traffic.
 
-After them come the products by DP4A, and whole layers of these.
+After them come the products by DP4A, and whole layers of these. Where torch or nvcc is missing, the kernels are timed
+through the driver alone; a product of torch's and the layers are left out then.
 """
 
 from __future__ import annotations
@@ -22,7 +23,19 @@ from refmoe.bench.gpu.kernels import (
     route,
     sort,
 )
-from refmoe.bench.gpu.timing import Contender, clocks, copy, empty, floor_device, gather, time_groups
+from refmoe.bench.gpu.timing import (
+    Contender,
+    beside,
+    clocks,
+    copy,
+    empty,
+    floor_device,
+    gather,
+    gpu_device,
+    has_torch,
+    taken_out,
+    time_groups,
+)
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.expand import expand_kernel
 from refmoe.cuda.launch import LaunchPlan
@@ -32,6 +45,11 @@ from refmoe.reports.environment import current_environment
 
 SIZES = GPT_OSS_120B
 PREFILL_TOKENS, DECODE_TOKENS = 8192, (1, 8)
+#: What is timed only where torch is, each with the reason that a report without it gives.
+ABSENT = {
+    "torch.bmm": "it needs torch, and this machine lacks torch, nvcc or both",
+    "whole layers": "they are timed only where torch and nvcc are, and this machine lacks torch, nvcc or both",
+}
 _CSRC = Path("refmoe", "cuda", "csrc")
 # Kernels of another checkout that are timed, as commit 2db4e6e calls and launches them.
 _OTHER_SOURCES = ("routing.cu", "mxfp8_quantize.cu", "expand.cu")
@@ -42,7 +60,8 @@ def run(against: Path | None = None) -> dict[str, Any]:
 
     `rows` holds for each contender the median microseconds of one graph node, the bytes it must move, the bandwidth
     that this means in TB/s, the ratio of its time to its group's floor, its spread and its repetitions. `environment`
-    has the versions and the machine, `clocks` those that the GPU had under load, as nvidia-smi tells them.
+    has the versions and the machine, `clocks` those that the GPU had under load, as nvidia-smi tells them. Without
+    torch, or without nvcc, `absent` says what is left out and why.
 
     Args:
         against: a checkout of another commit, whose routing of many tokens and whose separate quantize and expand of
@@ -51,28 +70,30 @@ def run(against: Path | None = None) -> dict[str, Any]:
     Raises:
         ArgumentError: the folder lacks one of these kernels.
         DeviceUnavailable: no GPU that the kernels are built for.
+        ToolchainError: neither nvcc nor PTX in the package.
     """
     if against is not None:
         for source in _OTHER_SOURCES:
             if not (against / _CSRC / source).is_file():
                 raise ArgumentError("--against", f"{against} without {_CSRC / source}", "a checkout of commit 2db4e6e")
-    device = CudaDevice()
-    floors = floor_device()
-    rows = time_groups(device, groups(device, floors, against))
-    rows += time_groups(device, gemv.groups(device, floors))
-    rows += layer.rows(device, floors)
+    device = gpu_device()
+    floors, whole = floor_device(device), has_torch(device)
+    rows = time_groups(device, taken_out(groups(device, floors, against)))
+    rows += time_groups(device, taken_out(gemv.groups(device, floors, peers=whole)))
+    rows += layer.rows(device, floors) if whole else []
     return {
         **{"kind": "bench", "name": "gpu", "gpu": device.gpu_name, "arch": device.arch},
         "environment": current_environment(gpu=True).model_dump(),
         "clocks": clocks(floors),
         "rows": rows,
+        **({} if whole else {"absent": ABSENT}),
     }
 
 
 def groups(device: CudaDevice, floors: CudaDevice, against: Path | None) -> list[list[Contender]]:
     """Contenders to be timed in turn; the first of each group is its floor."""
     many, hidden, top_k = PREFILL_TOKENS, SIZES.hidden, SIZES.top_k
-    other = None if against is None else CudaDevice(csrc=against / _CSRC)
+    other = None if against is None else beside(device, against / _CSRC)
     there = "" if against is None else f" of {against.name}"
     quantizers = [quantize(device, SIZES, many, layout) for layout in ("linear", "128x4", "8x4")]
     fused = expand(device, SIZES, many, f"fused expand {many} x {hidden} bf16, top-{top_k}, 128x4")

@@ -19,17 +19,18 @@ TOKENS = (1, 4, 8)
 VARIANT = "llama_cpp_mmvq"
 
 
-def groups(device: CudaDevice, floors: CudaDevice) -> list[list[Contender | Calls]]:
+def groups(device: CudaDevice, floors: CudaDevice, *, peers: bool = True) -> list[list[Contender | Calls]]:
     """For each matrix and number of tokens the product beside its floor; then the quantizer of its activations.
 
     Every choice of a token is an expert of its own, as of 128 experts nearly all are: M tokens read 4 M experts. The
-    floor of a group is a pure read of the bytes that the product reads.
+    floor of a group is a pure read of the bytes that the product reads. With `peers` torch's product is timed, too.
     """
     compared: list[list[Contender | Calls]] = []
     for n in WEIGHT_ROWS:
         for tokens in TOKENS:
             product = _dp4a(device, tokens, n)
-            compared.append([read(floors, product.traffic), product, _bmm(device, tokens, n)])
+            theirs = [_bmm(device, tokens, n)] if peers else []
+            compared.append([read(floors, product.traffic), product, *theirs])
     return [*compared, [empty(floors), *(_quantize(device, tokens) for tokens in TOKENS)]]
 
 

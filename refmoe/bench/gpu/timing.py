@@ -6,17 +6,26 @@ kernel that does nothing.
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
+import ml_dtypes
+import numpy as np
+
+from refmoe.bench.gpu.graphs import Graphs, graphs_of
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.launch import Buffer, Entry, LaunchPlan
+from refmoe.driver import DriverDevice, opened
+from refmoe.driver.packaged import FLOORS
 from refmoe.errors import RefmoeError
+
+Group = TypeVar("Group")
 
 ROUNDS = 15
 TARGET_NODES = 40
@@ -24,6 +33,7 @@ ROTATING_BYTES = 256 * 2**20  # several times the L2 of any GPU that runs these 
 MAX_BUFFER_SETS = 64
 PIECE_BYTES, COPY_THREADS = 16, 512
 _BUSY_LAUNCHES = 4000  # of 256 MB each: half a second
+_BLOCK_BYTES = 4 * 2**20  # that the host draws, and repeats
 _DRAWN_ROWS = 1 << 16  # at a time, so that their float32 form is no second matrix
 READ_PIECES = 4  # kPieces, of a thread that only reads
 
@@ -99,13 +109,37 @@ def set_count(traffic: int) -> int:
     return max(2, min(MAX_BUFFER_SETS, -(-ROTATING_BYTES // max(traffic, 1))))
 
 
-def floor_device() -> CudaDevice:
-    """The current GPU with the kernels of `floors.cu` instead of refmoe's.
+def gpu_device() -> CudaDevice:
+    """The current GPU; where torch or nvcc is missing, the first one through the driver alone.
+
+    Raises:
+        DeviceUnavailable: no GPU that the kernels are built for.
+        ToolchainError: neither nvcc nor PTX in the package.
+    """
+    device = opened("cuda")
+    assert isinstance(device, CudaDevice)
+    if isinstance(device, DriverDevice):
+        device.launch_on_a_stream()
+    return device
+
+
+def beside(device: CudaDevice, csrc: Path) -> CudaDevice:
+    """The GPU of a device with the kernels of another folder."""
+    return device.beside(csrc) if isinstance(device, DriverDevice) else CudaDevice(csrc=csrc)
+
+
+def has_torch(device: CudaDevice) -> bool:
+    """Whether contenders on a device may use torch."""
+    return not isinstance(device, DriverDevice)
+
+
+def floor_device(device: CudaDevice | None = None) -> CudaDevice:
+    """The GPU of a device with the kernels of `floors.cu` instead of refmoe's; without one the current GPU by torch.
 
     Raises:
         DeviceUnavailable: no GPU that the kernels are built for.
     """
-    return CudaDevice(csrc=Path(__file__).parent.parent)
+    return CudaDevice(csrc=FLOORS.parent) if device is None else beside(device, FLOORS.parent)
 
 
 def empty(floors: CudaDevice) -> Contender:
@@ -158,20 +192,31 @@ def clocks(floors: CudaDevice) -> str:
         busy.enqueue(turn)
     query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader", "--id=0"]
     answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
-    floors.torch.cuda.synchronize()
+    graphs_of(floors).settle()
     found = [part.strip() for part in answer.stdout.strip().split(",")]
     return f"SM {found[0]}, memory {found[1]}, under load" if answer.returncode == 0 and len(found) == 2 else ""
 
 
 def drawn_bytes(device: CudaDevice, seed: int, shape: tuple[int, ...], low: int, high: int) -> Buffer:
-    """Bytes in [low, high), made on the device: gigabytes of them would take the host minutes."""
+    """Bytes in [low, high), made on the device: gigabytes of them would take the host minutes.
+
+    Without torch the host makes a block of them, which is repeated.
+    """
+    if isinstance(device, DriverDevice):
+        drawn = np.random.default_rng(seed).integers(low, high, min(math.prod(shape), _BLOCK_BYTES), np.uint8)
+        return device.repeated(shape, drawn)
     torch = device.torch
     generator = torch.Generator(device="cuda").manual_seed(seed)
     return torch.randint(low, high, shape, dtype=torch.uint8, device="cuda", generator=generator)
 
 
 def drawn_normal(device: CudaDevice, shape: tuple[int, int], seed: int, scale: float = 1.0) -> Buffer:
-    """BF16 numbers of a normal distribution, made on the device."""
+    """BF16 numbers of a normal distribution, made on the device; without torch the host makes a block of them."""
+    if isinstance(device, DriverDevice):
+        (rows, width), each = shape, np.dtype(ml_dtypes.bfloat16).itemsize
+        count = min(rows * width, _BLOCK_BYTES // each)
+        drawn = np.random.default_rng(seed).standard_normal(count, np.float32) * np.float32(scale)
+        return device.repeated((rows, width * each), drawn.astype(ml_dtypes.bfloat16).view(np.uint8))
     torch = device.torch
     generator = torch.Generator(device="cuda").manual_seed(seed)
     values = torch.randn(shape, dtype=torch.float32, device="cuda", generator=generator) * scale
@@ -199,6 +244,14 @@ def drawn_scales(device: CudaDevice, count: int, seed: int) -> Buffer:
 def time_groups(device: CudaDevice, groups: Iterable[Sequence[Contender | Calls]]) -> list[dict[str, Any]]:
     """A row for each contender, as `rows_of` makes it."""
     return [row for group in groups for row in rows_of(group, interleaved(device, group))]
+
+
+def taken_out(groups: Iterable[Group]) -> Iterator[Group]:
+    """Groups that nobody else holds, one by one: the memory of each is free before the next one takes its own."""
+    waiting = list(groups)
+    del groups
+    while waiting:
+        yield waiting.pop(0)
 
 
 def rows_of(group: Sequence[Contender | Calls], samples: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
@@ -237,32 +290,30 @@ def interleaved(
         contenders: what is timed.
         target_nodes: about how many nodes a graph has; milliseconds need fewer than microseconds.
     """
-    torch = device.torch
-    graphs = []
+    graphs = graphs_of(device)
+    captured = []
     for one in contenders:
         sets = len(one.sets)
         nodes = max(target_nodes // sets, 1) * sets
-        for turn in range(sets):
-            one.enqueue(turn)
         try:
-            torch.cuda.synchronize()
-        except RuntimeError as error:
+            captured.append((_captured(graphs, one, nodes), nodes))
+        except RefmoeError as error:
+            # An error of a kind of its own tells of the machine.
+            if type(error) is not RefmoeError:
+                raise
             raise RefmoeError(f"{one.name}: {error}") from error
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            # Results live until the graph is whole. Otherwise each call would write where the one before it wrote, and
-            # find that in the L2 cache.
-            made = [one.enqueue(turn) for turn in range(nodes)]
-        del made
-        graph.replay()
-        graphs.append((graph, nodes))
     times: list[list[float]] = [[] for _ in contenders]
     for _ in range(ROUNDS):
-        for (graph, nodes), samples in zip(graphs, times, strict=True):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            samples.append(start.elapsed_time(end) * 1e3 / nodes)
+        for (graph, nodes), samples in zip(captured, times, strict=True):
+            samples.append(graphs.microseconds(graph) / nodes)
     return times
+
+
+def _captured(graphs: Graphs, one: Contender | Calls, nodes: int) -> Any:
+    """A graph of so many runs, which has run once, after a run on each set of buffers."""
+    for turn in range(len(one.sets)):
+        one.enqueue(turn)
+    graphs.settle()
+    graph = graphs.captured(lambda: [one.enqueue(turn) for turn in range(nodes)])
+    graphs.replay(graph)
+    return graph
