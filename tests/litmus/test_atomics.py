@@ -51,6 +51,30 @@ def test_a_swap_that_finds_something_else_is_a_read(threads: str, racy: bool) ->
     holds(found)
 
 
+#: What an acquire has read of a location before is the begin of its pattern, too; and a swap writes behind its acquire.
+ORDERED = [
+    "ld.relaxed.gpu r1 y; ld.acquire.gpu r0 y; if r1 == 4 { ld.weak r2 z } | "
+    "st.weak z 2; st.release.gpu y 4 | st.relaxed.gpu y 5",
+    "ld.relaxed.gpu r1 y; ld.relaxed.gpu r0 y; fence.acq_rel.gpu; if r1 == 4 { ld.weak r2 z } | "
+    "st.weak z 2; st.release.gpu y 4 | st.release.gpu y 5",
+    "ld.weak r1 y; st.release.gpu y 1 | atom.acquire.gpu.cas r1 y 1 9",
+    "atom.relaxed.cluster.cas r1 y 1 2; atom.release.gpu.add r0 y 1 | atom.acquire.gpu.cas r1 y 1 9",
+    # More writes than are remembered, and an atomic behind the first of them.
+    "; ".join(f"st.relaxed.gpu x {value}" for value in range(1, 10)) + " | atom.relaxed.gpu.add r0 x 100",
+]
+
+
+@pytest.mark.parametrize("threads", ORDERED)
+def test_what_is_ordered_is_no_race(threads: str) -> None:
+    found = program(" | ".join(f"{cta}.0.0: {each}" for cta, each in enumerate(threads.split(" | "))))
+    verdict = judge(found)
+    assert not verdict.racy
+    (seen,) = observe([found], 16, walks=300)
+    assert (seen.race, seen.error) == (None, None)
+    assert verdict.outcomes is not None
+    assert seen.outcomes <= verdict.outcomes
+
+
 #: No interleaving of these threads has all their outcomes.
 WEAK = [
     # A swap reads what was there before a store that came, and its write lies under that.
@@ -63,6 +87,9 @@ WEAK = [
     "atom.relaxed.gpu.cas r1 x 0 3",
     "ld.acquire.gpu r0 y; st.release.gpu x 3 | ld.relaxed.gpu r0 x; st.relaxed.gpu y r0",
     "atom.release.gpu.add r0 x 2; st.relaxed.gpu y 1 | ld.acquire.gpu r0 y; atom.relaxed.gpu.exch r1 x 5",
+    # Two accesses of one place are put off, one behind the other.
+    "ld.relaxed.gpu r0 x; ld.relaxed.gpu r1 x; st.relaxed.gpu y 1 | "
+    "ld.relaxed.gpu r0 y; if r0 == 1 { st.relaxed.gpu x 1 }",
     # A load passes a fence .sc that nobody is in order with.
     "ld.relaxed.gpu r0 x; fence.sc.gpu; st.relaxed.gpu y 1 | ld.relaxed.gpu r0 y; st.relaxed.gpu x r0",
 ]
@@ -97,6 +124,8 @@ def test_shapes_with_atomics(number: int) -> None:
 
 #: What nobody sees where each mechanism of `refmoe.ptx.engine.order.outcomes` does its work.
 NEVER = [
+    "ld.relaxed.gpu r1 y; ld.acquire.gpu r0 y; ld.relaxed.gpu r2 z | "
+    "st.relaxed.gpu z 2; st.release.gpu y 4 | st.relaxed.gpu y 5",
     # Who has read a release does not go on before its acquire of that.
     "ld.relaxed.gpu r0 y; ld.acquire.gpu r1 y; ld.relaxed.gpu r2 x; st.relaxed.gpu z 1 | "
     "st.relaxed.gpu x 1; st.release.gpu y 1",

@@ -199,7 +199,7 @@ class EqualEntries:
         What other lanes get may be used by nobody but in the same way, or where a predicate holds in none of them.
         """
         sources = self._lanes.sources_alike(one, other)
-        if one.operands[0] != other.operands[0] or not sources:
+        if not sources or one.operands[0] != other.operands[0]:
             return False
         held = self._sure_lanes(one.operands[0])
         alike = frozenset(lane for lane, source in sources.items() if source in held)

@@ -48,7 +48,7 @@ class Builder:
         lanes_synchronise: whether single lanes may synchronise.
         fences_in_order: whether there are fences `.sc`.
         fences_inits: whether there are `fence.mbarrier_init`.
-        strong_spaces: of strong loads and stores, and of atomics that compare: these tell which write an atomic read.
+        strong_spaces: of strong loads and stores: these tell which write an atomic read.
         models: accumulation models of the tensor-core instructions met so far, and what each rests on.
         products: what each of these instructions computes.
         refused: instructions that do not exist here.

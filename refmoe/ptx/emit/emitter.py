@@ -285,13 +285,10 @@ class Emitter(Builder):
         """What orders a load or a store."""
         acquires, releases = opcode.semantics == "acquire", opcode.semantics == "release"
         self.lanes_synchronise |= acquires or releases
-        self._knows_strong(opcode, opcode.strong)
+        if opcode.strong:
+            self.strong_spaces.update(("global", "shared") if opcode.space == "generic" else (opcode.space,))
         strength = STRENGTHS[opcode.scope] if opcode.strong else 0
         return {"strength": strength, "acquires": acquires, "releases": releases, "coherent": opcode.coherent}
-
-    def _knows_strong(self, opcode: MemoryOpcode, tells: bool) -> None:
-        if tells:
-            self.strong_spaces.update(("global", "shared") if opcode.space == "generic" else (opcode.space,))
 
     def _atomic(self, instruction: Instruction) -> None:
         if instruction.opcode.startswith("red.async."):
@@ -299,7 +296,6 @@ class Emitter(Builder):
             return
         opcode = self._opcode(instruction)
         self.lanes_synchronise |= opcode.semantics in ("acquire", "release", "acq_rel")
-        self._knows_strong(opcode, opcode.operation == "cas")
         operands = list(instruction.operands)
         destination = operands.pop(0) if opcode.stem == "atom" else None
         address, _ = self.address(operands.pop(0), opcode.space)

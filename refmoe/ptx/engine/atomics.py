@@ -85,7 +85,7 @@ class Atomic(Access):
                 index, place = index[order], place[order]
             if region.shadow is None:
                 changed |= self._apply(frame, region, index, given, place)
-            elif machine.strong.is_seen(region):
+            elif machine.strong.chooses(self, region, index):
                 for row in range(len(index)):
                     changed |= self._take(frame, region, index[row : row + 1], given, int(place[row]))
             else:
@@ -103,16 +103,21 @@ class Atomic(Access):
 
     def _take_turns(self, frame: Frame, region: Region, index: Array, given: _Given, place: Array) -> bool:
         """Lanes `place` [n] do their work, in this order, at byte `index` [n]. Returns whether a word changed."""
+        strong = frame.machine.strong
+        strong.remember(self, region, index, partial(self._records, region))
         if not self.compares:
             self._synchronise(frame, region, index, given, place)
         changed = self._apply(frame, region, index, given, place)
         if self.compares:
-            # Of one address the lanes that write and those that only read take their turns in this order.
-            writes = given.stores[place]
-            ends = [*(np.flatnonzero(writes[1:] != writes[:-1]) + 1).tolist(), len(writes)]
-            for begin, end in zip([0, *ends], ends, strict=False):
-                turn = self._synchronise if writes[begin] else self._look
-                turn(frame, region, index[begin:end], given, place[begin:end])
+            # Which of them write is known now. Of one address they take their turns in this order.
+            for which, writes in _alike(index, given.stores[place]):
+                turn = self._synchronise if writes else self._look
+                turn(frame, region, index[which], given, place[which])
+        if strong.is_seen(region):
+            which = np.flatnonzero(given.stores[place])
+            values = self._after(region, given, place[which])
+            records = self._records(region, index[which], given.lanes[place[which]]).reshape(len(which), -1)
+            strong.modified(self, region, index[which], given.lanes[place[which]], records, values)
         return changed
 
     def _changes(self, given: _Given, place: Array) -> Array:
@@ -126,6 +131,9 @@ class Atomic(Access):
         machine, lanes = frame.machine, given.lanes[place]
         busy = machine.strong.is_busy or self.releases
         before = self._records(region, index, lanes) if busy else None
+        if busy and self.compares and self.acquires:
+            # It writes what it has read and compared, so behind what it acquires.
+            self._look(frame, region, index, given, place)
         shadow_of(region).atomic(frame, self, region, index, lanes)
         if busy:
             records = self._records(region, index, lanes)
@@ -174,26 +182,25 @@ class Atomic(Access):
         before = self._records(region, index, lanes)
         where = (self, region, at, int(lanes[0]))
         machine.launch.single_stores += 1
-        chosen = machine.strong.take(*where, before.tolist(), partial(self._writes, given, number))
-        old = np.frombuffer(chosen.value, self.dtype)
-        after = self._after(region, given, number, old)
-        given.stores[number] = self._writes(given, number, chosen.value)
-        place = np.array([number])
-        for group in self._groups():
-            with self._undefined(frame, region, index // self.size, given, place, group):
-                for element in group:
-                    given.old[element][number] = old[element]
-        shadow = shadow_of(region)
-        if not given.stores[number]:
-            shadow.read(frame, self, region, index, lanes)
-            machine.strong.seen(*where, before.tolist(), chosen, machine.alive)
-            return False
-        shadow.atomic(frame, self, region, index, lanes)
-        records, changes = self._records(region, index, lanes), bool(self._changes(given, place)[0])
-        if machine.strong.replaced(*where, chosen, after.tobytes(), before, records, changes, machine.alive):
-            for element in range(self.count):
-                region.write(self.size, index // self.size + element, after[element : element + 1])
-        return bool((after != old).any())
+        chosen, last = machine.strong.take(*where, before.tolist(), partial(self._writes, given, number))
+        writes, place, shadow = self._writes(given, number, chosen.value), np.array([number]), shadow_of(region)
+        given.stores[number] = writes
+        # Of an older write nobody knows any more what was undefined, nor does memory get what comes behind it.
+        with self._undefined(frame, region, index // self.size, given, place, range(self.count if last else 0)):
+            for element, word in enumerate(np.frombuffer(chosen.value, self.dtype)):
+                given.old[element][number] = word
+            if not writes or (self.compares and self.acquires):
+                shadow.read(frame, self, region, index, lanes)
+                machine.strong.seen(*where, before.tolist(), chosen, machine.alive)
+            if not writes:
+                return False
+            after = self._after(region, given, place)
+            shadow.atomic(frame, self, region, index, lanes)
+            records, changes = self._records(region, index, lanes), bool(self._changes(given, place)[0])
+            machine.strong.replaced(*where, chosen, after.tobytes(), before, records, changes, machine.alive)
+            for element in range(self.count if last else 0):
+                region.write(self.size, index // self.size + element, after[:, element])
+        return bool(after.tobytes() != chosen.value)
 
     def _writes(self, given: _Given, number: int, value: bytes) -> bool:
         """Whether a lane that finds a value, as bytes, writes one."""
@@ -202,14 +209,14 @@ class Atomic(Access):
         words = np.frombuffer(value, self.dtype)
         return all(word == element[0][number] for word, element in zip(words, given.sources, strict=True))
 
-    def _after(self, region: Region, given: _Given, number: int, old: Array) -> Array:
-        """What a lane leaves that finds `old` [count]."""
+    def _after(self, region: Region, given: _Given, place: Array) -> Array:
+        """What lanes `place` [n] leave that write: [n, count]."""
         function = self.global_function if region.space == "global" else self.function
         made = [
-            function(old[element : element + 1], *(each[number : number + 1] for each in given.sources[element]))
+            function(given.old[element][place], *(each[place] for each in given.sources[element]))
             for element in range(self.count)
         ]
-        return np.concatenate(made).astype(self.dtype)
+        return np.ascontiguousarray(np.stack(made, axis=1).astype(self.dtype))
 
     def reduce(self, frame: Frame, region: Region, index: Array, lanes: Array, values: list[Array]) -> None:
         """Change memory alone, by one element of each of `lanes` [n] at byte `index` [n]; the caller tells of it."""
@@ -257,6 +264,21 @@ class Atomic(Access):
         for each in words.values():
             region.write(self.size, each.places, each.held)
         return changed
+
+
+def _alike(at: Array, writes: Array) -> Iterator[tuple[Array, bool]]:
+    """Groups of positions that all write, or all only read, and whether they write; at one address in their order."""
+    order = np.argsort(at, kind="stable")
+    begins = np.r_[True, at[order[1:]] != at[order[:-1]]]
+    turns = np.cumsum(np.r_[False, writes[order[1:]] != writes[order[:-1]]] & ~begins)
+    # How often what is done at an address has changed before.
+    turns -= np.repeat(turns[begins], np.diff(np.r_[np.flatnonzero(begins), len(at)]))
+    for turn in range(int(turns.max()) + 1):
+        here = order[turns == turn]
+        for kind in (True, False):
+            which = here[writes[here] == kind]
+            if which.size:
+                yield which, kind
 
 
 def turns_of(at: Array) -> Iterator[Array]:

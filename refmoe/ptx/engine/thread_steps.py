@@ -173,7 +173,7 @@ class Steps:
                 if step.late:
                     self._late[step.lane].remove(step)
                     self._happen(step, mask)
-                elif self._may_put_off(step) and self._choices.below(2):
+                elif self._may_put_off(step) and (self._is_behind(step) or self._choices.below(2)):
                     self._put_off(step, mask)
                 else:
                     return step.turn, step.place, mask
@@ -226,26 +226,27 @@ class Steps:
         if step.place not in self._windows.worth or self._machine.strong is None:
             return False
         scope = self._own_scope(step)
-        return not scope or self._reads_nothing(step, step, scope)
+        # Behind another read of its own it would have to take what that one took.
+        return not scope or (not self._is_behind(step) and self._reads_nothing(step.lane, step, scope))
 
     def _own_scope(self, step: _Step) -> int:
         """The scope in which an access acquires what it reads; 0 if it does not."""
         instruction = self._speaking(step.place)
         return 0 if instruction is None or instruction.opcode.startswith("red.") else acquiring_scope(instruction)
 
-    def _reads_nothing(self, step: _Step, late: _Step, scope: int) -> bool:
-        """Whether what is put off, or will be, may pass a step that acquires in a scope what was read before."""
+    def _reads_nothing(self, lane: int, late: _Step, scope: int) -> bool:
+        """Whether what a lane puts off would acquire nothing in a scope, whenever it happens."""
         touched, mine = late.move.footprint, self._late.values()
         return (
             touched.space == "global"
-            and self._machine.strong.is_silent(step.lane, scope, range(touched.begin, touched.end))
+            and self._machine.strong.is_silent(lane, scope, range(touched.begin, touched.end))
             and not (touched.writes and any(self._writes_there(each, late) for each in itertools.chain(*mine)))
         )
 
-    def _writes_there(self, step: _Step, late: _Step) -> bool:
-        """Whether another thread's step writes what an access that is put off reads."""
-        written, touched = step.move.footprint, late.move.footprint
-        return step.lane != late.lane and written.writes and _overlap(written, touched)
+    def _writes_there(self, writer: _Step, reader: _Step) -> bool:
+        """Whether a step writes what that of another thread touches."""
+        written, touched = writer.move.footprint, reader.move.footprint
+        return writer.lane != reader.lane and written.writes and _overlap(written, touched)
 
     def _is_kept_from_writing(self, step: _Step) -> bool:
         """Whether a step might tell something to an atomic of another thread that is put off and may learn nothing."""
@@ -321,7 +322,7 @@ class Steps:
         return instruction is not None and instruction.opcode.startswith(("fence.", "membar."))
 
     def _is_kept_back(self, step: _Step) -> bool:
-        """Whether a step might tell its thread of what a load of another one has passed there."""
+        """Whether a step might tell its thread of what another one's access that was put off has passed."""
         scope, strong = self._acquires(step), self._machine.strong
         others = itertools.chain(*(mine for lane, mine in self._late.items() if lane != step.lane))
         passing = [late for late in others if late.released]
@@ -394,21 +395,24 @@ class Steps:
     def _may_pass(self, step: _Step) -> bool:
         """Whether a thread may take a step before what it has put off."""
         return all(
-            (step.place in self._within(late) or self._may_cross(step, late))
-            and (self._is_fence(step) or not _overlap(step.move.footprint, late.move.footprint))
-            for late in self._late.get(step.lane, ())
-        )
+            (step.place in self._within(late) or self._may_cross(step, late)) for late in self._late.get(step.lane, ())
+        ) and (not self._is_behind(step) or self._may_put_off(step))
+
+    def _is_behind(self, step: _Step) -> bool:
+        """Whether a step is of bytes of which its thread has put an access off: it may only be put off, too."""
+        late = () if self._is_fence(step) else self._late.get(step.lane, ())
+        return any(_overlap(step.move.footprint, each.move.footprint) for each in late)
 
     def _may_cross(self, step: _Step, late: _Step) -> bool:
         """Whether what a thread has put off may pass a step that orders, which then tells nobody anything."""
         machine, touched, scope = self._machine, late.move.footprint, self._acquired_by_fence(step)
+        strong = machine.strong
         return (
             step.place in self._windows.wider(late.place).crossings
             and not (touched.writes and self._order_scope(step))
             and touched.space == "global"
             and machine.ctas == machine.launch.grid.count
-            and (not scope or machine.strong.learns_nothing(step.lane, scope))
-            and (not scope or self._reads_nothing(step, late, scope))
+            and (not scope or (strong.learns_nothing(step.lane, scope) and self._reads_nothing(step.lane, late, scope)))
         )
 
     def _come(self, lane: int, place: int, turn: int) -> None:

@@ -10,8 +10,9 @@ its thread neither uses nor overwrites the registers of the access, and its othe
 A fence, an acquire or a release orders nothing by itself: the axioms of PTX let an access pass one that synchronises
 with nobody, and be put off that acquires nothing. So a read has a wider window behind those that it passes. As long as
 it is open no other thread may learn what its thread passes on, and the read may not take what a fence would have
-acquired, see `refmoe.ptx.engine.thread_steps`. One thing that the axioms allow is not shown: an atomic that passes a
-`fence.sc` that has an order with others. It has none where its thread is alone in its scope.
+acquired, see `refmoe.ptx.engine.thread_steps`. Three things that the axioms allow are not shown: an atomic that passes
+a `fence.sc` that has an order with others (it has none where its thread is alone in its scope); a read of shared
+memory that acquires, or passes a fence that does; and an acquire that is put off though it acquires something.
 """
 
 from __future__ import annotations

@@ -30,3 +30,8 @@ def test_the_mended_form_is_clean(pattern: Pattern, folders: dict[str, Path]) ->
 @pytest.mark.parametrize("pattern", [each for each in PATTERNS if each.file == "many"], ids=str)
 def test_so_many_are_found_in_the_order_of_the_default_schedule(pattern: Pattern, folders: dict[str, Path]) -> None:
     assert pattern.launch(folders[pattern.file], "racy", 1) == pattern.finds
+
+
+def test_a_barrier_of_the_grid_is_clean_under_many_schedules(folders: dict[str, Path]) -> None:
+    (pattern,) = [each for each in PATTERNS if each.name == "gridbar"]
+    assert pattern.launch(folders[pattern.file], "mended", 26) == ""

@@ -144,6 +144,7 @@ class History:
             if not (self.writes[place].followed and writes(self.writes[place].value))
         ]
         if admits is not None:
+            # Who waits lets nobody else write there, so that the last one is admitted.
             places = [place for place in places if admits(self.writes[place])] or [newest]
         elif self._stale.get(lane, 0) >= _STALE:
             places = [newest]

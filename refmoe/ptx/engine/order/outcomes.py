@@ -190,6 +190,8 @@ class Outcomes(Strong):
         for key, location in self._missing(access, region, index, lane, history, chosen):
             if location is not None and self._is_observed(access, location, self._cta(lane)):
                 self._learn(access, key, location.releases, [lane], alive)
+            elif access.acquires:
+                self._acquire_read(access, key, lane, alive)
 
     def _missing(
         self, access: StrongAccess, region: Region, index: int, lane: int, history: History, chosen: RecordedWrite
@@ -205,8 +207,7 @@ class Outcomes(Strong):
 
     def learns_nothing(self, lane: int, strength: int) -> bool:
         """Whether a lane would acquire nothing by a fence of some scope now."""
-        pending = (*self._pending.get(lane, {}).values(), *self._signals.get(lane, {}).values())
-        return not any(self._usable(each, self._cta(lane), strength) for each in pending)
+        return not any(self._usable(each, self._cta(lane), strength) for each in self._acquirable(lane))
 
     def is_silent(self, lane: int, strength: int, addresses: Iterable[int]) -> bool:
         """Whether a lane would acquire nothing in some scope by what may be read in global memory at some addresses."""
@@ -288,38 +289,80 @@ class Outcomes(Strong):
     # Atomics
 
     def is_seen(self, region: Region) -> bool:
-        """Whether the kernel may tell which write an atomic read, so that this has to be chosen."""
+        """Whether the kernel may tell which write an atomic read, or made."""
         return self.choices is not None and region.space in self._spaces
+
+    def chooses(self, access: StrongAccess, region: Region, index: Array) -> bool:
+        """Whether it is open which write atomics at byte `index` [n] read, or one lane's has to be asked for alone.
+
+        Where atomics alone have written, each comes behind the one before it.
+        """
+        if not self.is_seen(region):
+            return False
+        histories = self._histories(region)
+        if len(index) == 1 or not histories:
+            return len(index) == 1
+        return any(
+            not all(write.followed for write in histories[key].writes[:-1])
+            for key in {self.key(region, at) for at in index.tolist()} & histories.keys()
+        )
+
+    def remember(
+        self, access: StrongAccess, region: Region, index: Array, records: Callable[[Array, Array], Array]
+    ) -> None:
+        """Atomics at byte `index` [n] are to come: what is there now may be read after them.
+
+        `records(index, lanes)` gives the records of the last writes.
+        """
+        if self.is_seen(region):
+            places = np.unique(index)
+            elements = records(places, np.zeros(len(places), np.int64)).reshape(len(places), -1)
+            for at, each in zip(places.tolist(), elements.tolist(), strict=True):
+                self._history(access, region, self.key(region, at), at, common_record(each))
+
+    def modified(
+        self, access: StrongAccess, region: Region, index: Array, lanes: Array, records: Array, values: Array
+    ) -> None:
+        """Atomics have come, one behind the other: `records` and `values` [n, elements] are theirs."""
+        rows = zip(index.tolist(), lanes.tolist(), records.tolist(), values, strict=True)
+        for at, lane, elements, value in rows:
+            history = self._histories(region)[self.key(region, at)]
+            chosen, own = history.last, self._own(access, lane)
+            chosen.is_read(own)
+            made = history.follow(chosen, RecordedWrite(value.tobytes(), own))
+            self._enter(access, region, at, lane, elements, history, made)
 
     def take(
         self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int],
         writes: Callable[[bytes], bool],
-    ) -> RecordedWrite:  # fmt: skip
-        """The write that an atomic of a lane reads, under a schedule; `writes` says of a value if it then writes."""
+    ) -> tuple[RecordedWrite, bool]:  # fmt: skip
+        """The write that a lane's atomic reads, and whether it is the last; `writes` says of a value if it writes."""
         assert self.choices is not None
         history = self._history(access, region, self.key(region, index), index, common_record(elements))
         knows = self._knows_in_order(lane)
-        return history.take(lane, self._own(access, lane), knows, self.choices, writes, self._admitted(lane))
+        chosen = history.take(lane, self._own(access, lane), knows, self.choices, writes, self._admitted(lane))
+        return chosen, chosen is history.last
 
     def replaced(
         self, access: StrongAccess, region: Region, index: int, lane: int, chosen: RecordedWrite, value: bytes,
         before: Array, after: Array, changes: bool, alive: Array,
-    ) -> bool:  # fmt: skip
-        """An atomic has read a write and puts `value` right behind it. Returns whether memory is to hold that.
+    ) -> None:  # fmt: skip
+        """An atomic has read a write and puts `value` right behind it.
 
         `before`, `after`: the records of the elements that memory had, and has now.
         """
         history = self._histories(region)[self.key(region, index)]
         last = chosen is history.last
+        # A history forgets its first writes as others come.
+        passing = [] if last else list(self._missing(access, region, index, lane, history, chosen))
         made = history.follow(chosen, RecordedWrite(value, self._own(access, lane)))
         places = np.arange(index, index + access.width, access.unit)
         if last:
             theirs = np.full(len(places), lane)
             self.modify(access, region, places, theirs, before, after, np.full(len(places), changes), alive)
             self._enter(access, region, index, lane, after.tolist(), history, made)
-            return True
+            return
         held = self._passed(access, region, index)
-        passing = list(self._missing(access, region, index, lane, history, chosen))
         for (key, location), record in zip(passing, after.tolist(), strict=True):
             releases = Releases()
             if location is not None and self._is_observed(access, location, self._cta(lane)):
@@ -330,4 +373,3 @@ class Outcomes(Strong):
             self._put(access, key, lane, record, releases, {} if there is None else there.own)
         self._enter(access, region, index, lane, after.tolist(), history, made)
         self._give_back(access, region, index, after.tolist(), held)
-        return False

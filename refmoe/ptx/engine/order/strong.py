@@ -17,7 +17,7 @@ would be a false alarm: a third thread that reads the one and then the other kno
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,6 +42,8 @@ from refmoe.ptx.state.records import CLUSTER, GRID, SEVERAL, THREAD
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
+# Writes of one location that one lane has read, and acquires by a fence or an acquire that comes.
+_READ_BEFORE = 8
 # Accesses of one location by one lane that are remembered, of those that more fences came before than the last one.
 _LAST_REACHED = 4
 
@@ -113,7 +115,7 @@ class Strong:
         self._inits: dict[int, int] = {}
         self._initialised: dict[int, Knowledge] = {}
         # What lanes have read strongly, and acquire with a fence: by location.
-        self._pending: dict[int, dict[int, Releases]] = {}
+        self._pending: dict[int, dict[int, tuple[Releases, ...]]] = {}
         # What lanes know of phases of barriers in memory that they saw complete without an acquire: by location.
         self._signals: dict[int, dict[int, Releases]] = {}
         # By cluster, fences of other clusters that came before accesses of its own: by lane and location.
@@ -122,7 +124,7 @@ class Strong:
     @property
     def is_busy(self) -> bool:
         """Whether somebody has released something, or may by its next strong write."""
-        return bool(self._order.locations or self._fences or self._inits or self._order.reached)
+        return bool(self._order.locations or self._fences or self._inits or self._order.reached or self._pending)
 
     def _cta(self, lane: int) -> int:
         return self._first_cta + lane // self._lanes_of_cta
@@ -158,6 +160,8 @@ class Strong:
             location = self._observed(access, key, self._cta(lane), record)
             if location is not None:
                 found.setdefault(key, (location, []))[1].append(lane)
+            elif access.acquires:
+                self._acquire_read(access, key, lane, alive)
         for key, (location, readers) in found.items():
             self._learn(access, key, location.releases, readers, alive)
 
@@ -179,7 +183,11 @@ class Strong:
         changes: bool = False,
     ) -> None:  # fmt: skip
         for lane in readers:
-            self._pending.setdefault(lane, {})[key] = releases
+            if access.acquires:
+                self._acquire_read(access, key, lane, alive)
+            held = self._pending.setdefault(lane, {})
+            before = tuple(each for each in held.get(key, ()) if each is not releases)
+            held[key] = (*before[1 - _READ_BEFORE :], releases)
             self.polls.saw(lane, key, releases, access.instruction, changes)
         if not access.acquires:
             return
@@ -188,6 +196,11 @@ class Strong:
             by_cta.setdefault(self._cta(lane), []).append(lane)
         for cta, lanes in by_cta.items():
             self._acquire(np.array(lanes), self._usable(releases, cta, access.strength), alive)
+
+    def _acquire_read(self, access: StrongAccess, key: int, lane: int, alive: Array) -> None:
+        """An acquire of a lane: a strong read of the location before it is the begin of an acquire pattern, too."""
+        for releases in self._pending.get(lane, {}).get(key, ()):
+            self._acquire(np.array([lane]), self._usable(releases, self._cta(lane), access.strength), alive)
 
     def _acquire(self, lanes: Array, knowledge: Knowledge | None, alive: Array) -> None:
         self._clocks.learn_by_lane(lanes, knowledge, alive)
@@ -308,7 +321,7 @@ class Strong:
         clocks = self._clocks
         learning = order != "release" and (self._pending or self._signals)
         for lane in lanes.tolist() if learning else ():
-            for releases in (*self._pending.get(lane, {}).values(), *self._signals.get(lane, {}).values()):
+            for releases in self._acquirable(lane):
                 self._acquire(np.array([lane]), self._usable(releases, self._cta(lane), strength), alive)
             if strength == GRID:
                 # What a lane knows it keeps, so that no fence behind this one finds more in what it read before.
@@ -376,6 +389,12 @@ class Strong:
             if reach >= strength:
                 found = clocks.pool.join(found, clocks.passed_on(lane, fence.row, fence.beyond, fence.step))
         return found
+
+    def _acquirable(self, lane: int) -> Iterator[Releases]:
+        """What a fence of a lane may acquire."""
+        for read in self._pending.get(lane, {}).values():
+            yield from read
+        yield from self._signals.get(lane, {}).values()
 
     # The order of fences `.sc`
 
