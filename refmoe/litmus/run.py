@@ -40,7 +40,7 @@ ENOUGH_WALKS = 400
 #: But one that has more outcomes than these, which need more walks.
 FEW_OUTCOMES = 48
 #: A program that has not shown them all, or whose race has not been found, is walked once more, so many times as often.
-PATIENCE = 10
+PATIENCE = 30
 
 
 @dataclass(frozen=True)
