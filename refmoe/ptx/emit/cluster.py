@@ -12,10 +12,10 @@ from refmoe.ptx.emit.bulk import count_operands, integer
 from refmoe.ptx.engine.atomics import Atomic
 from refmoe.ptx.engine.bulk.ranges import DISCARDED, Discard, StoreRange
 from refmoe.ptx.engine.cluster.memory import MapAddress, RankOf
-from refmoe.ptx.engine.cluster.remote_async import WriteAsync
 from refmoe.ptx.engine.launch_control import Cancel, FirstBlock, IsCancelled, granted
 from refmoe.ptx.engine.loads_and_stores import Access, Store
 from refmoe.ptx.engine.previous_grid import GridWait
+from refmoe.ptx.engine.remote_async import WriteAsync
 from refmoe.ptx.engine.tensor.register_pool import SetRegisters
 from refmoe.ptx.state.records import GRID
 from refmoe.ptx.text.scopes import type_bits

@@ -113,8 +113,8 @@ class Atomic(Access):
             for which, writes in _alike(index, given.stores[place]):
                 turn = self._synchronise if writes else self._look
                 turn(frame, region, index[which], given, place[which])
-        if strong.is_seen(region):
-            which = np.flatnonzero(given.stores[place])
+        which = np.flatnonzero(given.stores[place])
+        if which.size and strong.is_seen(region):
             values = self._after(region, given, place[which])
             records = self._records(region, index[which], given.lanes[place[which]]).reshape(len(which), -1)
             strong.modified(self, region, index[which], given.lanes[place[which]], records, values)

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.engine.cluster.remote_async import WriteAsync
 from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.remote_async import WriteAsync
 from refmoe.ptx.state.spaces import RANK_SHIFT, SHARED_WINDOW
 from refmoe.ptx.text.syntax import Instruction
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from refmoe.ptx.engine.cluster.memory import whose
 from refmoe.ptx.engine.frame import Frame
-from refmoe.ptx.engine.granules import Granules
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.order.accessing import Accessing, Guarding
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.combined import Combined
+from refmoe.ptx.engine.order.granules import Granules
 from refmoe.ptx.engine.order.polls import Poll
 from refmoe.ptx.engine.order.witness import RaceWitness
 from refmoe.ptx.engine.order.wording import sentence

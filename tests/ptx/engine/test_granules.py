@@ -8,7 +8,7 @@ from support.ptx_kernel import run, text
 from support.ptx_ways import Way, ways
 
 from refmoe import ptx
-from refmoe.ptx.engine.granules import Granules
+from refmoe.ptx.engine.order.granules import Granules
 from refmoe.ptx.state.pages import PAGE, resident_bytes
 
 SIZE = 3 * PAGE + 96

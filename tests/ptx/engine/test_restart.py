@@ -13,8 +13,8 @@ from support.ptx_kernel import run, text
 
 from refmoe import ptx
 from refmoe.ptx import launcher
-from refmoe.ptx.engine.granules import Granules
 from refmoe.ptx.engine.order.clocks import Clocks
+from refmoe.ptx.engine.order.granules import Granules
 from refmoe.ptx.engine.order.knowledge import Pool
 from refmoe.ptx.state import pages
 from refmoe.ptx.state.memory import padded

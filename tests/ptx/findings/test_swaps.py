@@ -48,3 +48,22 @@ def test_a_swap_races_with_a_read_if_it_writes(
     else:
         launch()
         assert not out.any()
+
+
+#: A flag beside the word, which makes it open what the swaps of other lanes read.
+FLAGGED = """
+extern "C" __global__ void k(int* word, int* out) {
+    if (threadIdx.x == 0) out[64] = *(volatile int*)(word + 1);
+    for (int turn = 0; turn < 3; turn++) atomicCAS(word, 5 + turn, 9);
+    int seen = 0, found;
+    while ((found = atomicCAS(word, seen, seen + 1)) != seen) seen = found;
+}
+"""
+
+
+@pytest.mark.parametrize("schedule", range(6))
+def test_lanes_none_of_which_writes(schedule: int, tmp_path: Path) -> None:
+    word, out = np.zeros(2, np.int32), np.zeros(65, np.int32)
+    module = compile_cuda(FLAGGED, tmp_path)
+    ptx.launch(module, "k", (2, 1, 1), (160, 1, 1), [word, out], schedule=ptx.Schedule(schedule))
+    assert word.tolist() == [320, 0]
