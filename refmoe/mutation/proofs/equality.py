@@ -16,7 +16,7 @@ from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
 from refmoe.mutation.proofs.functions import CalledModule
 from refmoe.mutation.proofs.lanes import LaneGroups
 from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
-from refmoe.mutation.proofs.places import Places
+from refmoe.mutation.proofs.places import ArrayPlaces
 from refmoe.mutation.proofs.program import WARP, EntryCode, NoProof
 from refmoe.mutation.proofs.ranges import Ranges
 from refmoe.mutation.proofs.trials import Trial, tried
@@ -164,7 +164,9 @@ class EqualEntries:
 
     def _same_place(self, one: Act, other: Act) -> bool:
         """Whether the other entry's act is at the place of the sound one, which lies within its array."""
-        return self._both_sure(one.operands[0], other.operands[0]) and Places(self.nodes, self.ranges).same(one, other)
+        return self._both_sure(one.operands[0], other.operands[0]) and ArrayPlaces(self.nodes, self.ranges).same(
+            one, other
+        )
 
     def _same_read(self, one: Act, other: Act) -> bool:
         """Whether both load one number, of which the other one reads the lower half: the upper one is 0."""

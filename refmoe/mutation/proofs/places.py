@@ -25,8 +25,8 @@ _Terms = dict[Node, int]
 
 
 @dataclass
-class Places:
-    """Places of acts.
+class ArrayPlaces:
+    """ArrayPlaces of acts.
 
     Attributes:
         nodes: of both entries.
