@@ -26,7 +26,7 @@ What lanes know of other clusters is a `Knowledge` for each row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,7 @@ class Clocks:
         apart: int64 [warps here], a bit for each lane that has a row of its own.
         beyond: by row, what is known of other clusters.
         foreign: int64 [rows], the address of the rows of that `Knowledge`, or 0.
+        hindsight: what tells of a lane and a record what was only found later; None where nothing is.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Clocks:
         # Lanes whose rows have been written.
         self._had_row = np.zeros(len(self.last_fence), np.bool_)
         self.beyond: dict[int, Knowledge] = {}
+        self.hindsight: Callable[[int, int], bool] | None = None
         self.now = 0
         # Whether columns behind those of warps, or rows of lanes, have ever held something.
         self._wide = False
@@ -215,8 +217,7 @@ class Clocks:
 
     def _lanes_apart(self, warp: int) -> list[int]:
         """Rows of the lanes of a warp that have their own."""
-        bits = int(self.apart[warp])
-        first = self.all_warps + warp * LANES
+        bits, first = int(self.apart[warp]), self.all_warps + warp * LANES
         return [first + lane for lane in range(LANES) if bits >> lane & 1]
 
     # What lanes pass on, and learn
@@ -601,10 +602,16 @@ class Clocks:
                 found[whose[each]] = self.is_known(int(numbers[each]), int(record[whose[each]]))
         for each in np.flatnonzero(everywhere).tolist():
             found[each] = self._everywhere(int(rows[each]), int(own[each]), int(record[each] >> STEP_SHIFT))
+        for each in np.flatnonzero(~found).tolist() if self.hindsight is not None else ():
+            found[each] = self.hindsight(int(lanes[each]), int(record[each]))
         return found
 
     def is_ordered(self, lane: int, record: int) -> bool:
-        """`ordered` of one lane and one record; arrays of one element take ten times as long."""
+        """`ordered` of one lane and one record."""
+        return self.knows(lane, record) or (self.hindsight is not None and self.hindsight(lane, record))
+
+    def knows(self, lane: int, record: int) -> bool:
+        """`is_ordered` without hindsight; arrays of one element, as in `ordered`, take ten times as long."""
         thread, several, step = record & _THREAD, (record & _SEVERAL) >> SEVERAL_SHIFT, record >> STEP_SHIFT
         warp, cluster = thread >> 5, (lane >> 5) // self.warps + self.first_cluster
         row = self.all_warps + lane if int(self.apart[lane >> 5]) >> (lane & 31) & 1 else lane >> 5
@@ -614,16 +621,11 @@ class Clocks:
             beyond = self.beyond.get(row)
             number = 0 if beyond is None else int(beyond.rows[warp // self.warps])
             return number != 0 and self.is_known(number, record)
-        if record & _AGENTS:
-            return bool(self.ordered(np.array([lane]), np.array([record]))[0])
         known, width = self.seen[row], LANES * self.warps
-        if several == Several.WARPS:
-            missing = np.flatnonzero(known[: self.warps] < step).tolist()
-            return all(self._knows_lanes(known, each, step, lane % width) for each in missing)
+        if several or record & _AGENTS:
+            return bool(self._in_rows(self.seen, np.array([row]), np.array([record]), np.array([lane % width]))[0])
         if known[warp % self.warps] >= step:
             return True
-        if several == Several.LANES:
-            return self._knows_lanes(known, warp % self.warps, step, lane % width)
         return self.by_lane and bool(known[self.lane + thread % width] >= step)
 
     def is_known(self, number: int, record: int) -> bool:
@@ -634,8 +636,7 @@ class Clocks:
             if known[(thread >> 5) % self.warps] >= step:
                 return True
             return self.by_lane and bool(known[self.column_of(thread)] >= step)
-        nobody = np.array([-1])
-        return bool(self._in_rows(self.pool.rows, np.array([number]), np.array([record]), nobody)[0])
+        return bool(self._in_rows(self.pool.rows, np.array([number]), np.array([record]), np.array([-1]))[0])
 
     def reaches(self, known: Array, record: int) -> bool:
         """Whether the first columns of a row, about the cluster of a record, have reached it."""

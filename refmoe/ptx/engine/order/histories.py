@@ -44,7 +44,8 @@ class RecordedWrite:
         value: its bytes.
         record: of the access; 0 for what was there before.
         passed: what each element of the strong access passes on, see `Location`.
-        reached: of each element, the fences `.sc` that come before it or a write before it, see `Reached`.
+        reached: of each element, the fences `.sc` that come before it, or an access before it, see `Reached`.
+        observed: of each element, likewise of what comes before the next write; empty for the last one.
         readers: by thread the record of its first read of it: who knows of a later one knows of that.
         followed: whether the next write is an atomic that read it, so that nothing comes between.
     """
@@ -53,6 +54,7 @@ class RecordedWrite:
     record: int
     passed: Any = ()
     reached: Any = ()
+    observed: Any = ()
     readers: dict[int, int] = field(default_factory=dict)
     followed: bool = False
 

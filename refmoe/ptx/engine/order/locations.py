@@ -110,6 +110,10 @@ class FenceLog:
         place = bisect_left(self._steps, step)
         return self._fences[place] if place < len(self._steps) and self._steps[place] == step else None
 
+    def since(self, step: int) -> list[SequentialFence]:
+        """The fences from a step on."""
+        return self._fences[bisect_left(self._steps, step) :]
+
     def until(self, step: int) -> int:
         """The step of the last fence up to some step, 0 for none."""
         place = bisect_right(self._steps, step)
@@ -137,6 +141,14 @@ class ReachedAccess:
     before: Knowledge
 
 
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Whoever knows of the access of `record` has `knowledge`, see `refmoe.ptx.engine.order.hindsight`."""
+
+    record: int
+    knowledge: Knowledge
+
+
 class Order:
     """What the CTAs of a launch pass to each other.
 
@@ -150,6 +162,7 @@ class Order:
         reached: by location, fences that came before its strong accesses.
         histories: by location, writes that may still be seen; under a schedule.
         sequence: fences `.sc` in the order in which they were executed; under a schedule.
+        lessons: what threads have known since an earlier step, as it turned out; under a schedule.
     """
 
     def __init__(self, clusters: int) -> None:
@@ -160,6 +173,7 @@ class Order:
         self.reached: dict[int, Reached] = {}
         self.histories: dict[int, History] = {}
         self.sequence = FenceSequence(self.pool)
+        self.lessons: list[Lesson] = []
 
     def remember(self, thread: int, fence: SequentialFence, size: int) -> None:
         """Keep a fence `.sc` of a thread of the grid, which needs `size` bytes.

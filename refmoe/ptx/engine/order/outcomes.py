@@ -9,7 +9,7 @@ already: nothing comes between the two. One that compares, and finds something e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
+from refmoe.ptx.engine.order.hindsight import Hindsight
 from refmoe.ptx.engine.order.histories import Choosing, History, RecordedWrite, common_record
 from refmoe.ptx.engine.order.knowledge import Knowledge
-from refmoe.ptx.engine.order.locations import FenceKnowledge, Location, Order, Releases
+from refmoe.ptx.engine.order.locations import FenceKnowledge, Location, Order, Reached, Releases
 from refmoe.ptx.engine.order.strong import Strong, StrongAccess
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import CLUSTER, SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
@@ -67,6 +68,8 @@ class Outcomes(Strong):
         self._spaces = spaces
         self.deferred: Deferred | None = None
         super().__init__(clocks, order, warps, first_cta, blocks, choices)
+        if choices is not None:
+            clocks.hindsight = Hindsight(clocks, order.lessons)
 
     def restart(self, first_cta: int) -> None:
         """See `Strong`."""
@@ -98,9 +101,16 @@ class Outcomes(Strong):
         return tuple(locations.get(self.key(region, at)) for at in range(index, index + access.width, access.unit))
 
     def _reached_by_writes(self, access: StrongAccess, region: Region, index: int) -> tuple[Knowledge | None, ...]:
-        """The fences `.sc` that come before a write of each element of an access."""
-        held = (self._order.reached.get(self.key(region, at)) for at in range(index, index + access.width, access.unit))
-        return tuple(None if each is None else each.writes for each in held)
+        """The fences `.sc` that come before the last write of each element of an access."""
+        return tuple(None if each is None else each.writes for each in self._reached_there(access, region, index))
+
+    def _reached_so_far(self, access: StrongAccess, region: Region, index: int) -> tuple[Knowledge | None, ...]:
+        """The fences `.sc` that come before some access of each element of an access."""
+        return tuple(None if each is None else each.every for each in self._reached_there(access, region, index))
+
+    def _reached_there(self, access: StrongAccess, region: Region, index: int) -> list[Reached | None]:
+        places = range(index, index + access.width, access.unit)
+        return [self._order.reached.get(self.key(region, at)) for at in places]
 
     # Accesses that were put off: they are where their thread came to them, whatever it has done since then
 
@@ -117,6 +127,12 @@ class Outcomes(Strong):
 
     def _fences_before(self, lane: int) -> Knowledge | None:
         return super()._fences_before(lane) if self.deferred is None else self.deferred.sequential
+
+    def _come_behind(self, lane: int, key: int, before: Knowledge) -> None:
+        super()._come_behind(lane, key, before)
+        if self.deferred is not None:
+            # So do those that its thread has executed since it came to its access.
+            self._came_behind(self._clocks.first_warp * LANES + lane, self.deferred.clock, before)
 
     def _knows(self, lane: int) -> Callable[[int], bool]:
         deferred, clocks = self.deferred, self._clocks
@@ -187,23 +203,48 @@ class Outcomes(Strong):
             places = np.arange(index, index + access.width, access.unit)
             self.read(access, region, places, np.full(len(places), lane), np.array(elements), alive)
             return
-        for key, location in self._missing(access, region, index, lane, history, chosen):
+        for key, location in self._missing(access, region, index, lane, history, chosen, writes=False):
             if location is not None and self._is_observed(access, location, self._cta(lane)):
                 self._learn(access, key, location.releases, [lane], alive)
             elif access.acquires:
                 self._acquire_read(access, key, lane, alive)
 
     def _missing(
-        self, access: StrongAccess, region: Region, index: int, lane: int, history: History, chosen: RecordedWrite
-    ) -> Iterator[tuple[int, Location | None]]:
-        """A lane has read a write that is not the last: of each element its key, and what the write passes on."""
-        missed = [each.record for each in history.behind(chosen)]
+        self, access: StrongAccess, region: Region, index: int, lane: int, history: History, chosen: RecordedWrite,
+        writes: bool,
+    ) -> Iterator[tuple[int, Location | None]]:  # fmt: skip
+        """A lane has read a write that is not the last: of each element its key, and what the write passes on.
+
+        `writes`: whether it is an atomic that writes, too.
+        """
+        self._come_between(access, region, index, lane, history, chosen, chosen.observed if writes else chosen.reached)
+        if not writes:
+            chosen.observed = self._behind(lane, chosen.observed)
         for number, location in enumerate(chosen.passed):
-            key = self.key(region, index + number * access.unit)
-            if chosen.reached and chosen.reached[number] is not None:
-                self._come_behind(lane, key, chosen.reached[number])
+            yield self.key(region, index + number * access.unit), location
+
+    def _come_between(
+        self, access: StrongAccess, region: Region, index: int, lane: int, history: History, front: RecordedWrite,
+        before: Sequence[Knowledge | None],
+    ) -> None:  # fmt: skip
+        """A lane's access comes behind a write, and behind some fences `.sc` of each element, but in front of others."""
+        if not self._clocks.sequential:
+            return
+        own = self._clocks.first_warp * LANES + lane
+        behind = [each for each in history.behind(front) if each.record & int(THREAD) != own]
+        missed = [record for each in behind for record in (each.record, *each.readers.values())]
+        for number, at in enumerate(range(index, index + access.width, access.unit)):
+            key = self.key(region, at)
+            if before and before[number] is not None:
+                self._come_behind(lane, key, before[number])
             self._come_before(lane, key, missed)
-            yield key, location
+        for each in behind:
+            each.reached, each.observed = self._behind(lane, each.reached), self._behind(lane, each.observed)
+
+    def _behind(self, lane: int, reached: tuple[Knowledge | None, ...]) -> tuple[Knowledge | None, ...]:
+        """Fences `.sc` of each element, and those before what a lane does now."""
+        mine = self._fences_before(lane) if self._clocks.sequential else None
+        return reached if mine is None else tuple(self._order.pool.join(each, mine) for each in reached)
 
     def learns_nothing(self, lane: int, strength: int) -> bool:
         """Whether a lane would acquire nothing by a fence of some scope now."""
@@ -251,12 +292,21 @@ class Outcomes(Strong):
         history = self._histories(region)[self.key(region, index)]
         own = self._own(access, lane)
         made = next(write for write in history.writes if write.record == own)
-        held = self._passed(access, region, index)
-        places = np.arange(index, index + access.width, access.unit)
-        self.write(access, region, places, np.full(len(places), lane), np.array(elements))
+        front, held = history.in_front(made), self._passed(access, region, index)
+        places = range(index, index + access.width, access.unit)
+        if last:
+            if front is not None:
+                front.observed = self._reached_so_far(access, region, index)
+            self.write(access, region, np.array(places), np.full(len(places), lane), np.array(elements))
+            self._enter(access, region, index, lane, elements, history, made)
+            return
+        self._come_between(access, region, index, lane, history, made, () if front is None else front.observed)
+        for at, record in zip(places, elements, strict=True):
+            location = self._order.locations.get(self.key(region, at))
+            own_releases = {} if location is None else location.own
+            self._put(access, self.key(region, at), lane, record, Releases(), own_releases)
         self._enter(access, region, index, lane, elements, history, made)
-        if not last:
-            self._give_back(access, region, index, elements, held)
+        self._give_back(access, region, index, elements, held)
 
     def _enter(
         self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int], history: History,
@@ -269,9 +319,9 @@ class Outcomes(Strong):
         if made is history.last:
             return
         # Other writes come behind it, whatever fences are before those.
-        before, mine = history.in_front(made), self._fences_before(lane) if self._clocks.sequential else None
-        earlier = before.reached if before is not None and before.reached else (None,) * len(made.reached)
-        made.reached = tuple(self._order.pool.join(each, mine) for each in earlier)
+        front = history.in_front(made)
+        earlier = front.observed if front is not None and front.observed else (None,) * len(made.reached)
+        made.reached = made.observed = self._behind(lane, earlier)
 
     def _give_back(
         self, access: StrongAccess, region: Region, index: int, elements: list[int],
@@ -354,7 +404,9 @@ class Outcomes(Strong):
         history = self._histories(region)[self.key(region, index)]
         last = chosen is history.last
         # A history forgets its first writes as others come.
-        passing = [] if last else list(self._missing(access, region, index, lane, history, chosen))
+        passing = [] if last else list(self._missing(access, region, index, lane, history, chosen, writes=True))
+        if last:
+            chosen.observed = self._reached_so_far(access, region, index)
         made = history.follow(chosen, RecordedWrite(value, self._own(access, lane)))
         places = np.arange(index, index + access.width, access.unit)
         if last:

@@ -27,6 +27,7 @@ from refmoe.ptx.engine.order.histories import Choosing
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.engine.order.locations import (
     FenceKnowledge,
+    Lesson,
     Location,
     Order,
     Reach,
@@ -38,7 +39,7 @@ from refmoe.ptx.engine.order.locations import (
 from refmoe.ptx.engine.order.polls import Poll, Polls
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.numbers import different
-from refmoe.ptx.state.records import CLUSTER, GRID, SEVERAL, THREAD
+from refmoe.ptx.state.records import CLUSTER, GRID, SEVERAL, STEP_SHIFT, THREAD
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -410,7 +411,7 @@ class Strong:
         self._order.sequence.add(threads, clocks.now, strength, self._cta(first), cluster, own, self._knows(first))
 
     def _come_before(self, lane: int, key: int, missed: list[int]) -> None:
-        """A lane read what was there before the writes of some records: its fences come before those of their threads.
+        """A lane's access comes before those of some records: its fences come before those of their threads.
 
         A fence of theirs that had come first would not have let it.
         """
@@ -422,11 +423,28 @@ class Strong:
             return
         held = self._order.reached.setdefault(key, Reached())
         held.every = self._order.pool.join(held.every, mine)
+        if missed:
+            held.writes = self._order.pool.join(held.writes, mine)
         lanes = len(clocks.last_fence)
         for record in missed:
-            other = (record & int(THREAD)) - clocks.first_warp * LANES
-            if 0 <= other < lanes:
-                self._come_behind(other, key, mine)
+            thread = record & int(THREAD)
+            self._came_behind(thread, record >> STEP_SHIFT, mine)
+            if 0 <= thread - clocks.first_warp * LANES < lanes:
+                self._come_behind(thread - clocks.first_warp * LANES, key, mine)
+
+    def _came_behind(self, thread: int, step: int, before: Knowledge) -> None:
+        """Some fences come before those that a thread of the grid has executed from a step on."""
+        order = self._order
+        log = order.fences.get(thread)
+        for fence in () if log is None else log.since(step):
+            record = fence.fence.step << STEP_SHIFT | thread
+            for cluster in np.flatnonzero(before.rows).tolist():
+                known = order.pool.rows[before.rows[cluster]][np.newaxis]
+                found = self._clocks.forced(known, np.zeros_like(known))
+                fences = [(cluster, other, at) for _, other, at in found.tolist()]
+                order.lessons += (
+                    Lesson(record, each) for each in self._passed_on_by(fences, fence.strength, fence.cta)
+                )
 
     def _come_behind(self, lane: int, key: int, before: Knowledge) -> None:
         """Some fences come before those that a lane executes from now on, and before what comes after that."""
@@ -478,12 +496,12 @@ class Strong:
         if before is not None:
             self._come_behind(lane, key, before)
         mine = self._fences_before(lane)
-        if mine is None:
-            return
-        held = self._order.reached.setdefault(key, Reached())
-        held.every = pool.join(held.every, mine)
-        if writes:
-            held.writes = pool.join(held.writes, mine)
+        if mine is not None:
+            held = self._order.reached.setdefault(key, Reached())
+            held.every = pool.join(held.every, mine)
+        if writes and held is not None:
+            # Reads come before the write that they did not see, and so before whoever reads that.
+            held.writes = held.every
 
     def _follow_fences(self, lanes: Array, strength: int, alive: Array) -> None:
         """What fences pass on that must have come before one of `lanes`."""
@@ -498,25 +516,30 @@ class Strong:
                 reached = next((each.before for each in reversed(accesses) if knows(each.record)), None)
                 if reached is not None:
                     found += self._forced_elsewhere(row, cluster, reached)
-            # Fences whose threads knew the same of other clusters make one lesson: what each passes on, together.
-            lessons: dict[tuple[int, int], tuple[FenceKnowledge, Array]] = {}
-            taken: set[int] = set()
-            for other, thread, step in found:
-                number = other * clocks.warps * LANES + thread
-                log = self._order.fences.get(number)
-                one = None if log is None else log.at(step)
-                if one is None or min(strength, one.strength) < self._needed(one.cta, self._cta(int(mine[0]))):
-                    continue
-                held, column = one.fence, clocks.lane + thread
-                lesson = lessons.get((other, id(held.beyond)))
-                if lesson is None:
-                    lesson = lessons[other, id(held.beyond)] = held, held.row.copy()
-                elif id(held) not in taken:
-                    np.maximum(lesson[1], held.row, out=lesson[1])
-                taken.add(id(held))
-                lesson[1][column] = max(step, int(lesson[1][column]))
-            for (other, _), (held, known) in lessons.items():
-                self._acquire(mine, self._order.pool.knowledge(other, known, held.beyond), alive)
+            for knowledge in self._passed_on_by(found, strength, self._cta(int(mine[0]))):
+                self._acquire(mine, knowledge, alive)
+
+    def _passed_on_by(self, fences: list[tuple[int, int, int]], strength: int, cta: int) -> Iterator[Knowledge]:
+        """What a fence of a CTA, of some strength, learns of `fences`, (cluster, thread in it, step), in front of it."""
+        clocks = self._clocks
+        # Fences whose threads knew the same of other clusters make one: what each passes on, together.
+        together: dict[tuple[int, int], tuple[FenceKnowledge, Array]] = {}
+        taken: set[int] = set()
+        for other, thread, step in fences:
+            log = self._order.fences.get(other * clocks.warps * LANES + thread)
+            one = None if log is None else log.at(step)
+            if one is None or min(strength, one.strength) < self._needed(one.cta, cta):
+                continue
+            held, column = one.fence, clocks.lane + thread
+            known = together.get((other, id(held.beyond)))
+            if known is None:
+                known = together[other, id(held.beyond)] = held, held.row.copy()
+            elif id(held) not in taken:
+                np.maximum(known[1], held.row, out=known[1])
+            taken.add(id(held))
+            known[1][column] = max(step, int(known[1][column]))
+        for (other, _), (held, row) in together.items():
+            yield self._order.pool.knowledge(other, row, held.beyond)
 
     def _reached_known(self, cluster: int, lane: int, oldest: dict[int, Array]) -> list[list[ReachedAccess]]:
         """Of what lanes of a cluster reached, that of which a lane knows at least the oldest access.
