@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from refmoe import ptx
 from refmoe.errors import RefmoeError
 from refmoe.litmus.emit import GLOBAL_BYTES, arch, module_text, shape
 from refmoe.litmus.events import Memory
-from refmoe.litmus.program import Address, Atomic, Fence, Instruction, Load, Program, Store, walk
+from refmoe.litmus.program import Program, walk
 from refmoe.litmus.verdict import ModelVerdict
 
 #: Programs of one kernel. More take less time each, until the kernel's size shows.
@@ -162,41 +162,9 @@ def judge_observation(verdict: ModelVerdict, observation: Observation, whole: bo
     return "not all seen" if whole and observation.outcomes != allowed else "agrees"
 
 
-def shows_all(program: Program, verdict: ModelVerdict) -> bool:
-    """Whether a program has to show every outcome that the model allows, if it runs often enough.
-
-    It need not where the executor puts no read off, see `refmoe.ptx.program.late`, and a strong write comes behind: an
-    atomic in front of a `fence.sc`, a read of shared memory that acquires or a fence makes an acquire, or an acquire
-    of what somebody releases.
-    """
-    if verdict.outcomes is None or len(verdict.outcomes) > FEW_OUTCOMES:
-        return False
-    released = {at for thread in program.threads for at in _released(thread.instructions)}
-    return not any(_may_pass(thread.instructions, released) for thread in program.threads)
-
-
-def _released(instructions: tuple[Instruction, ...]) -> Iterator[Address]:
-    """The places that a thread may release something by: with a release, or behind a fence."""
-    fenced = False
-    for each in walk(instructions):
-        fenced |= isinstance(each, Fence)
-        if isinstance(each, Store | Atomic) and (fenced or each.order in ("release", "acq_rel")):
-            yield each.at
-
-
-def _may_pass(instructions: tuple[Instruction, ...], released: Container[Address]) -> bool:
-    """Whether a thread comes to a strong write behind a read that the executor does not put off."""
-    atomic = shared = kept = False
-    for each in walk(instructions):
-        if kept and isinstance(each, Store | Atomic) and each.order not in ("weak", "nc"):
-            return True
-        if isinstance(each, Fence):
-            kept |= shared or (atomic and each.order != "acq_rel")
-        elif isinstance(each, Load | Atomic):
-            atomic |= isinstance(each, Atomic)
-            shared |= each.at.space == "shared"
-            kept |= each.order in ("acquire", "acq_rel") and (each.at.space == "shared" or each.at in released)
-    return False
+def shows_all(verdict: ModelVerdict) -> bool:
+    """Whether a program has to show every outcome that the model allows, if it runs often enough."""
+    return verdict.outcomes is not None and len(verdict.outcomes) <= FEW_OUTCOMES
 
 
 @dataclass
@@ -225,7 +193,7 @@ class LitmusReport:
 
     def add(self, program: Program, verdict: ModelVerdict, observation: Observation) -> Kind:
         """Take one result down."""
-        kind = judge_observation(verdict, observation, self.whole and shows_all(program, verdict))
+        kind = judge_observation(verdict, observation, self.whole and shows_all(verdict))
         self.counts.setdefault((program.shape, program.cause), Counter())[kind] += 1
         if kind == "missed":
             self.when[verdict.when] += 1

@@ -104,7 +104,7 @@ class Atomic(Access):
     def _take_turns(self, frame: Frame, region: Region, index: Array, given: _Given, place: Array) -> bool:
         """Lanes `place` [n] do their work, in this order, at byte `index` [n]. Returns whether a word changed."""
         strong = frame.machine.strong
-        strong.remember(self, region, index, partial(self._records, region))
+        strong.remember(self, region, index, given.lanes[place], partial(self._records, region))
         if not self.compares:
             self._synchronise(frame, region, index, given, place)
         changed = self._apply(frame, region, index, given, place)

@@ -29,7 +29,7 @@ from refmoe.ptx.exploration import Footprint, Move
 from refmoe.ptx.native.context import Place
 from refmoe.ptx.program.blocks import communicates
 from refmoe.ptx.program.late import acquiring_scope, scope_of, sequential_scope
-from refmoe.ptx.state.records import CLUSTER, CTA
+from refmoe.ptx.state.records import CTA
 from refmoe.ptx.state.spaces import RANK_SHIFT
 from refmoe.ptx.text.memory_ops import memory_opcode
 from refmoe.ptx.text.syntax import Address, Instruction, Register, Symbol
@@ -165,7 +165,6 @@ class Steps:
             self._queues.advance()
             groups = self._queues.groups(waiting=False)
             if not groups:
-                self._look_who_is_alone()
                 step = self._next()
                 if step is None:
                     return None
@@ -226,6 +225,8 @@ class Steps:
         if step.place not in self._windows.worth or self._machine.strong is None:
             return False
         scope = self._own_scope(step)
+        if scope and step.move.footprint.space not in ("global", "shared"):
+            return False
         # Behind another read of its own it would have to take what that one took.
         return not scope or (not self._is_behind(step) and self._reads_nothing(step.lane, step, scope))
 
@@ -235,13 +236,20 @@ class Steps:
         return 0 if instruction is None or instruction.opcode.startswith("red.") else acquiring_scope(instruction)
 
     def _reads_nothing(self, lane: int, late: _Step, scope: int) -> bool:
-        """Whether what a lane puts off would acquire nothing in a scope, whenever it happens."""
+        """Whether what a lane puts off might acquire nothing in a scope, were it to happen now."""
         touched, mine = late.move.footprint, self._late.values()
-        return (
-            touched.space == "global"
-            and self._machine.strong.is_silent(lane, scope, range(touched.begin, touched.end))
-            and not (touched.writes and any(self._writes_there(each, late) for each in itertools.chain(*mine)))
+        silent = self._machine.strong.may_learn_nothing(lane, scope, self._keys(touched), touched.writes)
+        return silent and not (
+            touched.writes and any(self._writes_there(each, late) for each in itertools.chain(*mine))
         )
+
+    def _keys(self, touched: Footprint) -> range:
+        """The names of the bytes that a step touches, in global or shared memory, see `Strong.key`."""
+        if touched.space == "global":
+            return range(touched.begin, touched.end)
+        shared = self._machine.shared
+        first = self._machine.strong.key(shared, touched.owner * shared.stride + touched.begin - shared.base)
+        return range(first, first - (touched.end - touched.begin), -1)
 
     def _writes_there(self, writer: _Step, reader: _Step) -> bool:
         """Whether a step writes what that of another thread touches."""
@@ -249,17 +257,22 @@ class Steps:
         return writer.lane != reader.lane and written.writes and _overlap(written, touched)
 
     def _is_kept_from_writing(self, step: _Step) -> bool:
-        """Whether a step might tell something to an atomic of another thread that is put off and may learn nothing."""
+        """Whether a step might tell something to an atomic of another thread that is put off.
+
+        A store does no harm: the atomic may still come before it. Of another atomic it may have to come behind.
+        """
         atomics = (
             late for late in itertools.chain(*self._late.values()) if late.acquired and late.move.footprint.writes
         )
         under, touched = [late for late in atomics if self._writes_there(step, late)], step.move.footprint
         if not under or touched.space == "everything":
             return bool(under)
-        instruction, addresses = self._speaking(step.place), range(touched.begin, touched.end)
+        instruction, keys = self._speaking(step.place), self._keys(touched)
+        if instruction is not None and instruction.opcode.startswith("st."):
+            return False
         releases = 0 if instruction is None or not self._releases(step) else scope_of(instruction)
         tells = self._machine.strong.tells
-        return any(tells(step.lane, releases, addresses, late.lane, late.acquired) for late in under)
+        return any(tells(step.lane, releases, keys, late.lane, late.acquired) for late in under)
 
     def _put_off(self, step: _Step, mask: Array) -> None:
         """A thread goes on without its access."""
@@ -284,11 +297,17 @@ class Steps:
         finally:
             machine.strong.deferred = None
             machine.tick(now)
+        if not self._late.get(late.lane):
+            machine.strong.happened(late.lane)
 
     def _cross(self, step: _Step) -> None:
         """A thread takes a step: what it has put off passes it."""
         late = self._late.get(step.lane)
         if late:
+            for each in late:
+                if each.move.footprint.writes and (each.in_order or self._order_scope(step)):
+                    assert each.deferred is not None
+                    self._machine.strong.expect(step.lane, self._keys(each.move.footprint), each.deferred.clock)
             does = self._releases(step), self._acquired_by_fence(step), self._order_scope(step)
             self._late[step.lane] = [
                 each.passing(*does) if step.place in self._windows.wider(each.place).crossings else each
@@ -332,12 +351,6 @@ class Steps:
             return any(strong.reach_each_other(step.lane, scope, late.lane, late.in_order) for late in passing)
         cta = self._machine.lane_cta[step.lane]
         return scope > CTA or any(self._machine.lane_cta[late.lane] == cta for late in passing)
-
-    def _look_who_is_alone(self) -> None:
-        """Threads that are alone in their CTA may pass fences that others may not: the others of it have exited."""
-        machine = self._machine
-        if (machine.alive.reshape(machine.ctas, -1).sum(axis=1) == 1).any():
-            self._windows = self._code.windows.of_threads(CLUSTER)
 
     def _hold(self) -> None:
         """Threads stay where they would run past the window of what they have put off; others come back."""
@@ -405,12 +418,10 @@ class Steps:
 
     def _may_cross(self, step: _Step, late: _Step) -> bool:
         """Whether what a thread has put off may pass a step that orders, which then tells nobody anything."""
-        machine, touched, scope = self._machine, late.move.footprint, self._acquired_by_fence(step)
+        machine, scope = self._machine, self._acquired_by_fence(step)
         strong = machine.strong
         return (
             step.place in self._windows.wider(late.place).crossings
-            and not (touched.writes and self._order_scope(step))
-            and touched.space == "global"
             and machine.ctas == machine.launch.grid.count
             and (not scope or (strong.learns_nothing(step.lane, scope) and self._reads_nothing(step.lane, late, scope)))
         )
@@ -436,6 +447,8 @@ class Steps:
                 self._happen(step, self._mask(step.lane))
         for step in (*self._ahead.values(), *self._held.values()):
             self._queues.arrive(step.place, step.turn, self._mask(step.lane))
+        for lane in self._late:
+            self._machine.strong.happened(lane)
         for lanes in (self._late, self._ahead, self._held):
             lanes.clear()
 

@@ -8,11 +8,8 @@ An access may be put off as long as its thread does nothing that one of these or
 its thread neither uses nor overwrites the registers of the access, and its other accesses are of other bytes.
 
 A fence, an acquire or a release orders nothing by itself: the axioms of PTX let an access pass one that synchronises
-with nobody, and be put off that acquires nothing. So a read has a wider window behind those that it passes. As long as
-it is open no other thread may learn what its thread passes on, and the read may not take what a fence would have
-acquired, see `refmoe.ptx.engine.thread_steps`. Three things that the axioms allow are not shown: an atomic that passes
-a `fence.sc` that has an order with others (it has none where its thread is alone in its scope); a read of shared
-memory that acquires, or passes a fence that does; and an acquire that is put off though it acquires something.
+with nobody yet. So a read has a wider window behind those that it passes. As long as it is open no other thread may
+learn what its thread passes on, see `refmoe.ptx.engine.thread_steps`.
 """
 
 from __future__ import annotations
@@ -62,21 +59,12 @@ class Windows:
 
     Args:
         program: the entry.
-        alone: the widest scope, see `refmoe.ptx.state.records`, in which threads may be alone; 0 if in none.
     """
 
-    def __init__(self, program: Program, alone: int = 0) -> None:
-        self._program, self._alone = program, alone
-        self._others: dict[int, Windows] = {alone: self}
+    def __init__(self, program: Program) -> None:
         self._blocks = program.blocks
         self._made: dict[int, tuple[frozenset[int], Wider]] = {}
         self._uses: dict[int, _Use] = {}
-
-    def of_threads(self, alone: int) -> Windows:
-        """Those where threads may be alone in a scope, or in none."""
-        if alone not in self._others:
-            self._others[alone] = Windows(self._program, alone)
-        return self._others[alone]
 
     @cached_property
     def worth(self) -> frozenset[int]:
@@ -159,7 +147,7 @@ class Windows:
         """`_is_apart`, but for a fence, an acquire or a release."""
         if not communicates(other):
             return _is_apart(access, other, block)
-        return _is_passed(other, GRID if access.opcode.startswith("ld.") else self._alone)
+        return _is_passed(other)
 
 
 def _relaxed(instruction: Instruction) -> MemoryOpcode | None:
@@ -182,14 +170,11 @@ def _deferrable(instruction: Instruction) -> MemoryOpcode | None:
 _Apart = Callable[[Instruction, Instruction, Block], bool]
 
 
-def _is_passed(instruction: Instruction, alone: int) -> bool:
-    """Whether it is a fence, an acquire or a release, which a read may pass: it orders nothing by itself.
-
-    `alone`: the widest scope of a `fence.sc` that is one of these.
-    """
+def _is_passed(instruction: Instruction) -> bool:
+    """Whether it is a fence, an acquire or a release, which a read may pass: it orders nothing by itself."""
     stem, *parts = instruction.opcode.split(".")
-    if scope := sequential_scope(instruction):
-        return scope <= alone
+    if sequential_scope(instruction):
+        return True
     if stem == "fence":
         return len(parts) == 2 and parts[0] in _ORDERS
     opcode = memory_opcode(instruction.opcode)

@@ -588,8 +588,7 @@ class Clocks:
         cluster = ((record & THREAD) >> 5) // self.warps
         rows = self.rows(lanes)
         own = (lanes >> 5) // self.warps + self.first_cluster
-        found = np.zeros(len(record), bool)
-        inside = np.flatnonzero(own == cluster)
+        found, inside = np.zeros(len(record), bool), np.flatnonzero(own == cluster)
         width = LANES * self.warps
         found[inside] = self._in_rows(self.seen, rows[inside], record[inside], lanes[inside] % width)
         everywhere = (record & SEVERAL) >> SEVERAL_SHIFT == _SOME_CLUSTERS
@@ -602,8 +601,9 @@ class Clocks:
                 found[whose[each]] = self.is_known(int(numbers[each]), int(record[whose[each]]))
         for each in np.flatnonzero(everywhere).tolist():
             found[each] = self._everywhere(int(rows[each]), int(own[each]), int(record[each] >> STEP_SHIFT))
-        for each in np.flatnonzero(~found).tolist() if self.hindsight is not None else ():
-            found[each] = self.hindsight(int(lanes[each]), int(record[each]))
+        if (hindsight := self.hindsight) is not None:
+            for each in np.flatnonzero(~found).tolist():
+                found[each] = hindsight(int(lanes[each]), int(record[each]))
         return found
 
     def is_ordered(self, lane: int, record: int) -> bool:
@@ -640,8 +640,7 @@ class Clocks:
 
     def reaches(self, known: Array, record: int) -> bool:
         """Whether the first columns of a row, about the cluster of a record, have reached it."""
-        row = np.zeros((1, self.columns), np.int64)
-        row[0, : len(known)] = known
+        row = np.pad(known, (0, self.columns - len(known)))[np.newaxis]
         return bool(self._in_rows(row, np.array([0]), np.array([record]), np.array([-1]))[0])
 
     def _in_rows(self, table: Array, rows: Array, record: Array, own: Array) -> Array:

@@ -29,6 +29,8 @@ class Hindsight:
 
     def __call__(self, lane: int, record: int) -> bool:
         """Whether the access of a record comes before what a lane does now, by what it has learned since."""
+        if not self._lessons:
+            return False
         own = self._clocks.first_warp * LANES + lane
 
         def knows(known: int) -> bool:

@@ -95,6 +95,10 @@ class History:
                 return place
         return 0
 
+    def readable(self, knows: Knows) -> list[RecordedWrite]:
+        """The writes that a thread may read."""
+        return self.writes[self._oldest(knows) :]
+
     def behind(self, write: RecordedWrite) -> list[RecordedWrite]:
         """The writes that come after one."""
         return self.writes[self._place(write) + 1 :]

@@ -20,7 +20,7 @@ from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.hindsight import Hindsight
 from refmoe.ptx.engine.order.histories import Choosing, History, RecordedWrite, common_record
 from refmoe.ptx.engine.order.knowledge import Knowledge
-from refmoe.ptx.engine.order.locations import FenceKnowledge, Location, Order, Reached, Releases
+from refmoe.ptx.engine.order.locations import FenceKnowledge, Lesson, Location, Order, Reached, Releases
 from refmoe.ptx.engine.order.strong import Strong, StrongAccess
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import CLUSTER, SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
@@ -37,6 +37,7 @@ class Deferred:
         known: what the thread knew.
         fences: those of the thread, by scope, see `Strong`.
         sequential: the fences `.sc` that came before.
+        since: how many accesses of the thread were noted before, see `Outcomes.defer`.
         acquired: the widest scope in which the access, or a fence that it passes, acquires what it reads; 0 for none.
     """
 
@@ -44,7 +45,17 @@ class Deferred:
     known: Knowledge
     fences: dict[int, FenceKnowledge]
     sequential: Knowledge | None
+    since: int
     acquired: int = 0
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """A strong access of a thread that has put another one off: the write that it read, or made."""
+
+    history: History
+    write: RecordedWrite
+    writes: bool
 
 
 class Outcomes(Strong):
@@ -68,17 +79,23 @@ class Outcomes(Strong):
         self._spaces = spaces
         self.deferred: Deferred | None = None
         super().__init__(clocks, order, warps, first_cta, blocks, choices)
+        self._hindsight = Hindsight(clocks, order.lessons)
         if choices is not None:
-            clocks.hindsight = Hindsight(clocks, order.lessons)
+            clocks.hindsight = self._hindsight
 
     def restart(self, first_cta: int) -> None:
         """See `Strong`."""
         super().restart(first_cta)
         # Shared memory goes with its CTAs.
         self._in_shared: dict[int, History] = {}
+        # What lanes have done since they put an access off; None for what nobody remembers.
+        self._noted: dict[int, list[_Noted | None]] = {}
 
     def _histories(self, region: Region) -> dict[int, History]:
         return self._in_shared if region.stride else self._order.histories
+
+    def _history_at(self, key: int) -> History | None:
+        return (self._in_shared if key < 0 else self._order.histories).get(key)
 
     def _history(self, access: StrongAccess, region: Region, key: int, index: int, record: int) -> History:
         """The writes of a location; those before a weak write, or of other bytes, count no more."""
@@ -117,7 +134,27 @@ class Outcomes(Strong):
     def defer(self, lane: int) -> Deferred:
         """What an access of a lane has in front of it now."""
         sequential = self._fences_before(lane) if self._clocks.sequential else None
-        return Deferred(self._clocks.now, self._known(lane), dict(self._fences_of(lane)), sequential)
+        noted = self._noted.setdefault(lane, [])
+        return Deferred(self._clocks.now, self._known(lane), dict(self._fences_of(lane)), sequential, len(noted))
+
+    def happened(self, lane: int) -> None:
+        """A lane has nothing put off any more."""
+        self._noted.pop(lane, None)
+
+    def _note(self, lane: int, history: History, write: RecordedWrite, writes: bool) -> None:
+        if lane in self._noted:
+            self._noted[lane].append(_Noted(history, write, writes))
+
+    def expect(self, lane: int, keys: Iterable[int], clock: int) -> None:
+        """An atomic that a lane has put off at a step, and that passes a fence `.sc`, may come behind what is there.
+
+        So the lane knows what it may have to know once that is certain.
+        """
+        for key in keys:
+            held = self._order.reached.get(key)
+            if held is not None and held.every is not None:
+                super()._come_behind(lane, key, held.every)
+                self._came_behind(self._clocks.first_warp * LANES + lane, clock, held.every)
 
     def _known(self, lane: int) -> Knowledge:
         return super()._known(lane) if self.deferred is None else self.deferred.known
@@ -143,13 +180,23 @@ class Outcomes(Strong):
         def knew(record: int) -> bool:
             if not record & int(SEVERAL) and record & int(THREAD) == thread:
                 return record >> STEP_SHIFT <= deferred.clock
-            return self._is_in(deferred.known, ((record & int(THREAD)) >> 5) // clocks.warps, record)
+            return self._is_in(deferred.known, record)
 
-        return knew
+        return self._with_lessons(knew)
+
+    def _with_lessons(self, knows: Callable[[int], bool]) -> Callable[[int], bool]:
+        """The same, by what has turned out since, too."""
+        if not self._order.lessons:
+            return knows
+
+        def knows_now(record: int) -> bool:
+            return knows(record) or any(self._is_in(each, record) for each in self._hindsight.learned(knows))
+
+        return knows_now
 
     def _knows_in_order(self, lane: int) -> Callable[[int], bool]:
         """`_knows`, with the order in which fences `.sc` were executed: what a choice of a lane must not contradict."""
-        knows, sequence, warps = self._knows(lane), self._order.sequence, self._clocks.warps
+        knows, sequence = self._knows(lane), self._order.sequence
         if sequence.every is None:
             return knows
         before: list[Knowledge | None] = []
@@ -157,19 +204,16 @@ class Outcomes(Strong):
         def knows_in_order(record: int) -> bool:
             if knows(record):
                 return True
-            cluster = ((record & int(THREAD)) >> 5) // warps
-            if not self._is_in(sequence.every, cluster, record):
+            if not self._is_in(sequence.every, record):
                 return False
             if not before:
                 before.append(sequence.before(knows))
-            return self._is_in(before[0], cluster, record)
+            return self._is_in(before[0], record)
 
-        return knows_in_order
+        return self._with_lessons(knows_in_order)
 
-    def _is_in(self, knowledge: Knowledge | None, cluster: int, record: int) -> bool:
-        if knowledge is None or not knowledge.rows[cluster]:
-            return False
-        return self._clocks.is_known(int(knowledge.rows[cluster]), record & ~int(SEVERAL))
+    def _is_in(self, knowledge: Knowledge | None, record: int) -> bool:
+        return knowledge is not None and self._hindsight.has(knowledge, record & ~int(SEVERAL))
 
     def _own(self, access: StrongAccess, lane: int) -> int:
         return int(self._clocks.record(np.array([lane]))[0]) | access.strength << STRENGTH_SHIFT
@@ -184,6 +228,7 @@ class Outcomes(Strong):
         chosen = history.read(
             lane, self._own(access, lane), self._knows_in_order(lane), self.choices, self._admitted(lane)
         )
+        self._learn_since(lane, chosen)
         self.seen(access, region, index, lane, elements, chosen, alive)
         return chosen.value
 
@@ -191,7 +236,30 @@ class Outcomes(Strong):
         """Which writes an access of a lane may read that was put off; None for every one."""
         if self.deferred is None or not self.deferred.acquired:
             return None
-        return partial(self._tells_nothing, self._cta(lane), self.deferred.acquired)
+        return partial(self._agrees, lane, self.deferred)
+
+    def _agrees(self, lane: int, deferred: Deferred, write: RecordedWrite) -> bool:
+        """Whether all that a lane did since it put an access off may come behind what reading a write tells it."""
+        told = self._told(self._cta(lane), deferred.acquired, write)
+        if told is None:
+            return True
+        knows = self._with_lessons(partial(self._is_in, told))
+        for each in self._noted[lane][deferred.since :]:
+            if each is None or each.write not in each.history.writes:
+                return False
+            later = each.history.behind(each.write)
+            if any(one.is_known(knows) for one in (*later, *([each.write] if each.writes else []))):
+                return False
+        return True
+
+    def _learn_since(self, lane: int, chosen: RecordedWrite) -> None:
+        """What a lane acquires that has read a write late, it has known since it came to its access."""
+        if self.deferred is None or not self.deferred.acquired:
+            return
+        told = self._told(self._cta(lane), self.deferred.acquired, chosen)
+        if told is not None:
+            record = self.deferred.clock << STEP_SHIFT | self._clocks.first_warp * LANES + lane
+            self._order.lessons.append(Lesson(record, told))
 
     def seen(
         self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int], chosen: RecordedWrite,
@@ -199,6 +267,7 @@ class Outcomes(Strong):
     ) -> None:  # fmt: skip
         """A lane has read a write and writes nothing."""
         history = self._histories(region)[self.key(region, index)]
+        self._note(lane, history, chosen, writes=False)
         if chosen is history.last:
             places = np.arange(index, index + access.width, access.unit)
             self.read(access, region, places, np.full(len(places), lane), np.array(elements), alive)
@@ -227,16 +296,16 @@ class Outcomes(Strong):
         self, access: StrongAccess, region: Region, index: int, lane: int, history: History, front: RecordedWrite,
         before: Sequence[Knowledge | None],
     ) -> None:  # fmt: skip
-        """A lane's access comes behind a write, and behind some fences `.sc` of each element, but in front of others."""
+        """A lane's access comes behind a write and some fences `.sc` of each element, and in front of other writes."""
         if not self._clocks.sequential:
             return
         own = self._clocks.first_warp * LANES + lane
         behind = [each for each in history.behind(front) if each.record & int(THREAD) != own]
         missed = [record for each in behind for record in (each.record, *each.readers.values())]
         for number, at in enumerate(range(index, index + access.width, access.unit)):
-            key = self.key(region, at)
-            if before and before[number] is not None:
-                self._come_behind(lane, key, before[number])
+            key, reached = self.key(region, at), before[number] if before else None
+            if reached is not None:
+                self._come_behind(lane, key, reached)
             self._come_before(lane, key, missed)
         for each in behind:
             each.reached, each.observed = self._behind(lane, each.reached), self._behind(lane, each.observed)
@@ -250,31 +319,40 @@ class Outcomes(Strong):
         """Whether a lane would acquire nothing by a fence of some scope now."""
         return not any(self._usable(each, self._cta(lane), strength) for each in self._acquirable(lane))
 
-    def is_silent(self, lane: int, strength: int, addresses: Iterable[int]) -> bool:
-        """Whether a lane would acquire nothing in some scope by what may be read in global memory at some addresses."""
-        histories, cta = self._order.histories, self._cta(lane)
+    def may_learn_nothing(self, lane: int, strength: int, keys: Sequence[int], writes: bool) -> bool:
+        """Whether a lane may read a write of some places by which it acquires nothing in some scope.
+
+        `writes`: whether it also writes, right behind it.
+        """
+        cta, history = self._cta(lane), self._history_at(keys[0])
         if not strength:
             return True
-        written = (write for each in addresses if each in histories for write in histories[each].writes)
-        locations = filter(None, map(self._order.locations.get, addresses))
-        return all(self._tells_nothing(cta, strength, write) for write in written) and not any(
+        if history is not None and history.width == len(keys):
+            readable = history.readable(self._knows_in_order(lane))
+            return any(self._told(cta, strength, each) is None for each in readable if not (writes and each.followed))
+        written = (write for each in map(self._history_at, keys) if each is not None for write in each.writes)
+        locations = filter(None, map(self._order.locations.get, keys))
+        return all(self._told(cta, strength, write) is None for write in written) and not any(
             self._usable(each.releases, cta, strength) for each in locations
         )
 
-    def tells(self, lane: int, releases: int, addresses: Iterable[int], other: int, acquired: int) -> bool:
-        """Whether another lane that acquires in a scope may learn something by a write of a lane at some addresses.
+    def tells(self, lane: int, releases: int, keys: Iterable[int], other: int, acquired: int) -> bool:
+        """Whether another lane that acquires in a scope may learn something by a write of a lane at some places.
 
         `releases`: the scope in which the write releases by itself. What an atomic has read is not asked for.
         """
         scopes = [releases, *self._fences_of(lane), *([CLUSTER] if lane in self._inits else [])]
-        locations = filter(None, map(self._order.locations.get, addresses))
+        locations = filter(None, map(self._order.locations.get, keys))
         scopes += [strength for location in locations for (strength, _), _ in location.own.values()]
         return self.reach_each_other(lane, max(scopes), other, acquired)
 
-    def _tells_nothing(self, cta: int, strength: int, write: RecordedWrite) -> bool:
-        """Whether a thread of a CTA acquires nothing by reading a write before a fence of some scope."""
-        held = (location for location in write.passed if location is not None)
-        return not any(self._usable(location.releases, cta, strength) for location in held)
+    def _told(self, cta: int, strength: int, write: RecordedWrite) -> Knowledge | None:
+        """What a thread of a CTA acquires by reading a write before a fence of some scope; None for nothing."""
+        found: Knowledge | None = None
+        for location in write.passed:
+            if location is not None:
+                found = self._order.pool.join(found, self._usable(location.releases, cta, strength))
+        return found
 
     def put(
         self, access: StrongAccess, region: Region, index: int, lane: int, value: bytes, elements: list[int]
@@ -292,6 +370,7 @@ class Outcomes(Strong):
         history = self._histories(region)[self.key(region, index)]
         own = self._own(access, lane)
         made = next(write for write in history.writes if write.record == own)
+        self._note(lane, history, made, writes=True)
         front, held = history.in_front(made), self._passed(access, region, index)
         places = range(index, index + access.width, access.unit)
         if last:
@@ -358,13 +437,17 @@ class Outcomes(Strong):
         )
 
     def remember(
-        self, access: StrongAccess, region: Region, index: Array, records: Callable[[Array, Array], Array]
-    ) -> None:
-        """Atomics at byte `index` [n] are to come: what is there now may be read after them.
+        self, access: StrongAccess, region: Region, index: Array, lanes: Array,
+        records: Callable[[Array, Array], Array],
+    ) -> None:  # fmt: skip
+        """Atomics of `lanes` [n] at byte `index` [n] are to come: what is there now may be read after them.
 
         `records(index, lanes)` gives the records of the last writes.
         """
-        if self.is_seen(region):
+        if not self.is_seen(region):
+            for lane in self._noted.keys() & set(lanes.tolist()) if self._noted else ():
+                self._noted[lane].append(None)
+        else:
             places = np.unique(index)
             elements = records(places, np.zeros(len(places), np.int64)).reshape(len(places), -1)
             for at, each in zip(places.tolist(), elements.tolist(), strict=True):
@@ -380,6 +463,7 @@ class Outcomes(Strong):
             chosen, own = history.last, self._own(access, lane)
             chosen.is_read(own)
             made = history.follow(chosen, RecordedWrite(value.tobytes(), own))
+            self._note(lane, history, made, writes=True)
             self._enter(access, region, at, lane, elements, history, made)
 
     def take(
@@ -391,6 +475,7 @@ class Outcomes(Strong):
         history = self._history(access, region, self.key(region, index), index, common_record(elements))
         knows = self._knows_in_order(lane)
         chosen = history.take(lane, self._own(access, lane), knows, self.choices, writes, self._admitted(lane))
+        self._learn_since(lane, chosen)
         return chosen, chosen is history.last
 
     def replaced(
@@ -408,6 +493,7 @@ class Outcomes(Strong):
         if last:
             chosen.observed = self._reached_so_far(access, region, index)
         made = history.follow(chosen, RecordedWrite(value, self._own(access, lane)))
+        self._note(lane, history, made, writes=True)
         places = np.arange(index, index + access.width, access.unit)
         if last:
             theirs = np.full(len(places), lane)

@@ -434,17 +434,29 @@ class Strong:
 
     def _came_behind(self, thread: int, step: int, before: Knowledge) -> None:
         """Some fences come before those that a thread of the grid has executed from a step on."""
-        order = self._order
+        order, widest = self._order, 0
         log = order.fences.get(thread)
         for fence in () if log is None else log.since(step):
-            record = fence.fence.step << STEP_SHIFT | thread
+            # What comes after a later one comes after this one.
+            if fence.strength <= widest:
+                continue
+            widest, found = fence.strength, list[tuple[int, int, int]]()
             for cluster in np.flatnonzero(before.rows).tolist():
-                known = order.pool.rows[before.rows[cluster]][np.newaxis]
-                found = self._clocks.forced(known, np.zeros_like(known))
-                fences = [(cluster, other, at) for _, other, at in found.tolist()]
-                order.lessons += (
-                    Lesson(record, each) for each in self._passed_on_by(fences, fence.strength, fence.cta)
-                )
+                steps = order.pool.rows[before.rows[cluster]][np.newaxis]
+                known = self._known_at(fence.fence, thread, cluster)
+                found += [(cluster, *each[1:]) for each in self._clocks.forced(steps, known).tolist()]
+            record = fence.fence.step << STEP_SHIFT | thread
+            order.lessons += (Lesson(record, each) for each in self._passed_on_by(found, fence.strength, fence.cta))
+
+    def _known_at(self, fence: FenceKnowledge, thread: int, cluster: int) -> Array:
+        """What a thread knew of a cluster at a fence of its own, [1, columns]."""
+        clocks = self._clocks
+        known = np.zeros((1, clocks.columns), np.int64)
+        if cluster == (thread >> 5) // clocks.warps:
+            known[0, : len(fence.row)] = fence.row
+        elif fence.beyond is not None:
+            known[0] = clocks.pool.rows[fence.beyond.rows[cluster]]
+        return known
 
     def _come_behind(self, lane: int, key: int, before: Knowledge) -> None:
         """Some fences come before those that a lane executes from now on, and before what comes after that."""
@@ -520,7 +532,7 @@ class Strong:
                 self._acquire(mine, knowledge, alive)
 
     def _passed_on_by(self, fences: list[tuple[int, int, int]], strength: int, cta: int) -> Iterator[Knowledge]:
-        """What a fence of a CTA, of some strength, learns of `fences`, (cluster, thread in it, step), in front of it."""
+        """What a fence of a CTA, of some strength, learns of those before it: (cluster, thread in it, step) of each."""
         clocks = self._clocks
         # Fences whose threads knew the same of other clusters make one: what each passes on, together.
         together: dict[tuple[int, int], tuple[FenceKnowledge, Array]] = {}
