@@ -1,0 +1,180 @@
+"""Order that a launch only shows when its threads have gone on: no false alarm, and every outcome."""
+
+from __future__ import annotations
+
+import pytest
+from support.litmus.notation import program
+
+from refmoe.litmus.axioms import judge
+from refmoe.litmus.program import Program
+from refmoe.litmus.run import compare, observe
+
+
+def spread(threads: str) -> Program:
+    """Threads of a CTA each, or of the places that they name."""
+    parts = threads.split(" | ")
+    return program(" | ".join(each if each[0].isdigit() else f"{cta}.0.0: {each}" for cta, each in enumerate(parts)))
+
+
+#: The fence of one thread must have come before that of another, which has gone on when this shows. All are sound.
+FORCED = {
+    "a read misses a write behind whose fence its thread has gone on": (
+        "st.weak u 1; fence.sc.gpu; ld.relaxed.gpu r0 x; if r0 == 0 { st.relaxed.gpu y 1 } | "
+        "st.relaxed.gpu x 1; fence.sc.gpu; ld.relaxed.gpu r0 y; if r0 == 1 { ld.weak r1 u }"
+    ),
+    "a read misses a write that a third thread has read": (
+        "st.weak u 1; fence.sc.gpu; ld.relaxed.gpu r0 x; if r0 == 0 { st.relaxed.gpu y 1 } | st.relaxed.gpu x 1 | "
+        "until ld.relaxed.gpu r0 x == 1; fence.sc.gpu; ld.relaxed.gpu r2 y; if r2 == 1 { ld.weak r1 u }"
+    ),
+    "the thread behind the fence has released": (
+        "st.weak u 1; fence.sc.gpu; ld.relaxed.gpu r0 x; if r0 == 0 { st.relaxed.gpu y 1 } | "
+        "st.relaxed.gpu x 1; fence.sc.gpu; st.relaxed.gpu z 1 | "
+        "until ld.acquire.gpu r0 z == 1; ld.relaxed.gpu r2 y; if r2 == 1 { ld.weak r1 u }"
+    ),
+    "an atomic comes before another one": (
+        "st.weak u 1; fence.sc.gpu; ld.relaxed.gpu r0 x; if r0 == 0 { st.relaxed.gpu y 1 } | "
+        "atom.relaxed.gpu.add r2 x 1; fence.sc.gpu; ld.relaxed.gpu r0 y; st.relaxed.gpu z 1; "
+        "if r0 == 1 { ld.weak r1 u }"
+    ),
+    "a swap that finds something else misses a write": (
+        "st.weak u 1; fence.sc.gpu; atom.relaxed.gpu.cas r0 x 5 1; if r0 == 0 { st.relaxed.gpu y 1 } | "
+        "st.relaxed.gpu x 1; fence.sc.gpu; ld.relaxed.gpu r1 y; if r1 == 1 { ld.weak r2 u }"
+    ),
+    "a write comes under another one, which two reads show": (
+        "st.weak u 1; fence.sc.gpu; st.relaxed.gpu x 1 | "
+        "st.relaxed.gpu x 2; fence.sc.gpu; ld.relaxed.gpu r0 y; if r0 == 2 { ld.weak r1 u } | "
+        "ld.relaxed.gpu r0 x; if r0 == 1 { ld.relaxed.gpu r1 x; st.relaxed.gpu y r1 }"
+    ),
+    "a load that has passed its fence reads a later write": (
+        "st.weak u 1; fence.sc.gpu; st.relaxed.gpu x 1 | ld.relaxed.gpu r0 x; if r0 == 1 { st.relaxed.gpu x 2 } | "
+        "ld.relaxed.gpu r0 x; fence.sc.gpu; st.relaxed.gpu z 1; if r0 == 2 { ld.weak r1 u }"
+    ),
+    "the second of two fences": (
+        "st.weak u 1; fence.sc.gpu; st.relaxed.gpu x 1; fence.sc.gpu; ld.relaxed.gpu r0 z; "
+        "if r0 == 0 { st.relaxed.gpu y 1 } | "
+        "st.relaxed.gpu z 1; fence.sc.gpu; ld.relaxed.gpu r1 y; if r1 == 1 { ld.weak r2 u }"
+    ),
+}  # fmt: skip
+
+#: Close to these, and racy: a fence whose scope leaves the other out, no miss, a read that proves nothing.
+UNFORCED = {
+    "the fence is of too narrow a scope": (
+        "st.weak u 1; fence.sc.cta; ld.relaxed.gpu r0 x; if r0 == 0 { st.relaxed.gpu y 1 } | "
+        "st.relaxed.gpu x 1; fence.sc.gpu; ld.relaxed.gpu r0 y; if r0 == 1 { ld.weak r1 u }"
+    ),
+    "the read need not have missed the write": (
+        "st.weak u 1; fence.sc.gpu; ld.relaxed.gpu r0 x; st.relaxed.gpu y 1 | "
+        "st.relaxed.gpu x 1; fence.sc.gpu; ld.relaxed.gpu r0 y; if r0 == 1 { ld.weak r1 u }"
+    ),
+    "the fence is before the write that was missed": (
+        "st.weak u 1; fence.sc.gpu; ld.relaxed.gpu r0 x; if r0 == 0 { st.relaxed.gpu y 1 } | "
+        "fence.sc.gpu; st.relaxed.gpu x 1; ld.relaxed.gpu r0 y; if r0 == 1 { ld.weak r1 u }"
+    ),
+    "the reader's fence is before its read": (
+        "st.weak u 1; fence.sc.gpu; ld.relaxed.gpu r0 x; if r0 == 0 { st.relaxed.gpu y 1 } | st.relaxed.gpu x 1 | "
+        "fence.sc.gpu; until ld.relaxed.gpu r0 x == 1; ld.relaxed.gpu r2 y; if r2 == 1 { ld.weak r1 u }"
+    ),
+    "an acquire and a release are no fences": (
+        "st.weak u 1; fence.acq_rel.gpu; ld.relaxed.gpu r0 x; if r0 == 0 { st.relaxed.gpu y 1 } | "
+        "st.relaxed.gpu x 1; fence.sc.gpu; ld.relaxed.gpu r0 y; if r0 == 1 { ld.weak r1 u }"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORCED)
+def test_a_fence_that_came_first_has_passed_on_what_it_knew(name: str) -> None:
+    found = spread(FORCED[name])
+    verdict = judge(found)
+    assert verdict.outcomes is not None
+    assert not verdict.racy
+    (seen,) = observe([found], 16, walks=400)
+    assert (seen.race, seen.error) == (None, None)
+    assert seen.outcomes <= verdict.outcomes
+
+
+@pytest.mark.parametrize("name", UNFORCED)
+def test_fences_that_may_come_in_either_order_order_nothing(name: str) -> None:
+    found = spread(UNFORCED[name])
+    assert judge(found).racy
+    (seen,) = observe([found], 16, walks=400)
+    assert seen.race is not None
+
+
+#: Reads that happen late though a fence that they pass is in order with others, or though they acquire something.
+LATE = {
+    "an atomic passes a fence in order": (
+        "atom.relaxed.gpu.add r0 x 1; fence.sc.gpu; st.relaxed.gpu y 1 | "
+        "fence.sc.gpu; ld.relaxed.gpu r0 y; st.relaxed.gpu x r0"
+    ),
+    "an acquire of shared memory": (
+        "0.0.0: ld.acquire.cta r0 a; st.relaxed.gpu y 1 | 0.1.0: ld.relaxed.gpu r0 y; st.relaxed.cta a r0"
+    ),
+    "a fence behind a read of shared memory": (
+        "0.0.0: ld.relaxed.cta r0 a; fence.acq_rel.cta; st.relaxed.gpu y 1 | "
+        "0.1.0: ld.relaxed.gpu r0 y; st.relaxed.cta a r0"
+    ),
+    "an atomic of shared memory acquires": (
+        "0.0.0: atom.acquire.cta.add r0 a 1; st.relaxed.cta b 1 | 0.1.0: ld.relaxed.cta r0 b; st.relaxed.cta a r0"
+    ),
+    "an acquire acquires something": (
+        "ld.acquire.gpu r0 x; st.relaxed.gpu y 1 | ld.relaxed.gpu r0 y; st.relaxed.gpu z r0 | "
+        "ld.relaxed.gpu r0 z; st.release.gpu x 1"
+    ),
+    "a fence acquires something": (
+        "ld.relaxed.gpu r0 x; fence.acq_rel.gpu; st.relaxed.gpu y 1 | ld.relaxed.gpu r0 y; st.relaxed.gpu z r0 | "
+        "ld.relaxed.gpu r0 z; st.release.gpu x 1"
+    ),
+    "an acquire acquires something, and a release is behind it": (
+        "ld.acquire.gpu r0 x; st.release.gpu y 1 | ld.relaxed.gpu r0 y; st.relaxed.gpu z r0 | "
+        "ld.relaxed.gpu r0 z; st.release.gpu x 1"
+    ),
+    "an atomic acquires and releases": (
+        "atom.acq_rel.gpu.add r0 x 1; st.relaxed.gpu y 1 | ld.relaxed.gpu r0 y; st.relaxed.gpu z r0 | "
+        "ld.relaxed.gpu r0 z; st.release.gpu x 1"
+    ),
+    "something to acquire is there, and something else": (
+        "ld.relaxed.gpu r1 z; ld.acquire.gpu r0 x; st.relaxed.gpu y 1 | ld.relaxed.gpu r0 y; st.relaxed.gpu x r0 | "
+        "st.release.gpu x 2; st.relaxed.gpu z 1"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_read_that_comes_late_shows_every_outcome(name: str) -> None:
+    found = spread(LATE[name])
+    verdict = judge(found)
+    report = compare([(found, verdict)], schedules=4, walks=600)
+    assert report.passed, report.document()["worst"]
+    assert verdict.outcomes is not None
+    assert report.seen == len(verdict.outcomes)
+
+
+#: What a late read has learned orders what its thread, and whoever learns of it, does then. All are sound.
+LEARNED = {
+    "by its own thread": (
+        "ld.acquire.gpu r0 x; st.relaxed.gpu y 1; if r0 == 1 { ld.weak r1 u } | st.weak u 1; st.release.gpu x 1"
+    ),
+    "by a fence of its own thread": (
+        "ld.relaxed.gpu r0 x; fence.acq_rel.gpu; st.relaxed.gpu y 1; if r0 == 1 { ld.weak r1 u } | "
+        "st.weak u 1; st.release.gpu x 1"
+    ),
+    "by who acquires a release behind it": (
+        "ld.acquire.gpu r0 x; st.release.gpu y 1; st.relaxed.gpu z r0 | st.weak u 1; st.release.gpu x 1 | "
+        "until ld.acquire.gpu r1 y == 1; ld.relaxed.gpu r0 z; if r0 == 1 { ld.weak r2 u }"
+    ),
+    "by who follows an atomic that acquires and releases": (
+        "atom.acq_rel.gpu.add r0 x 1; st.relaxed.gpu z 1 | st.weak u 1; st.release.gpu x 1 | "
+        "ld.acquire.gpu r0 x; if r0 == 2 { ld.weak r1 u }"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_what_comes_late_is_learned_all_the_same(name: str) -> None:
+    found = spread(LEARNED[name])
+    verdict = judge(found)
+    assert verdict.outcomes is not None
+    assert not verdict.racy
+    (seen,) = observe([found], 16, walks=800)
+    assert (seen.race, seen.error) == (None, None)
+    assert seen.outcomes <= verdict.outcomes
