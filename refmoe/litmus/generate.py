@@ -1,8 +1,9 @@
 """Litmus programs by seed: the systematic ones first, then random ones, each with its verdict.
 
 The systematic ones are `classical` shapes, shapes with atomics, message passing, what CUDA programmers write, fences of
-unlike scopes, and asynchronous copies. Random ones are systematic ones with an instruction left out, moved or changed,
-and small programs drawn from scratch: of whatever there is, or of strong accesses that contend.
+unlike scopes, what only shows afterwards, and asynchronous copies. Random ones are systematic ones with an instruction
+left out, moved or changed, and small programs drawn from scratch: of whatever there is, or of strong accesses that
+contend.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import get_args
 
+from refmoe.litmus.afterwards import afterwards
 from refmoe.litmus.atomics import atomics
 from refmoe.litmus.axioms import TooLarge, judge
 from refmoe.litmus.copies import copies
@@ -60,6 +62,7 @@ def systematic() -> Iterator[Program]:
     yield from fenced()
     yield from classical()
     yield from atomics()
+    yield from afterwards()
 
 
 def drawn(seed: int) -> Iterator[Program]:

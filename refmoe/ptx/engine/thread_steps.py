@@ -212,6 +212,8 @@ class Steps:
         if not step.late:
             del self._ahead[step.lane]
             self._last[step.lane] = step
+            for late in self._told(step) if late_lanes else ():
+                self._machine.strong.be_told(late.lane, late.deferred, step.lane, self._keys(step.move.footprint))
             self._cross(step)
         if step.move.footprint.writes:
             touched = step.move.footprint
@@ -257,22 +259,30 @@ class Steps:
         return writer.lane != reader.lane and written.writes and _overlap(written, touched)
 
     def _is_kept_from_writing(self, step: _Step) -> bool:
-        """Whether a step might tell something to an atomic of another thread that is put off.
+        """Whether a step would tell an atomic of another thread that is put off what comes after it."""
+        strong, keys = self._machine.strong, self._keys
+        return any(
+            step.move.footprint.space == "everything"
+            or not strong.may_be_told(late.lane, late.deferred, step.lane, keys(step.move.footprint))
+            for late in self._told(step)
+        )
+
+    def _told(self, step: _Step) -> list[_Step]:
+        """The atomics of other threads that are put off, and that a step might tell something.
 
         A store does no harm: the atomic may still come before it. Of another atomic it may have to come behind.
         """
-        atomics = (
-            late for late in itertools.chain(*self._late.values()) if late.acquired and late.move.footprint.writes
-        )
-        under, touched = [late for late in atomics if self._writes_there(step, late)], step.move.footprint
+        every = itertools.chain(*self._late.values())
+        under = [each for each in every if each.acquired and each.move.footprint.writes]
+        under, touched = [each for each in under if self._writes_there(step, each)], step.move.footprint
         if not under or touched.space == "everything":
-            return bool(under)
+            return under
         instruction, keys = self._speaking(step.place), self._keys(touched)
         if instruction is not None and instruction.opcode.startswith("st."):
-            return False
+            return []
         releases = 0 if instruction is None or not self._releases(step) else scope_of(instruction)
         tells = self._machine.strong.tells
-        return any(tells(step.lane, releases, keys, late.lane, late.acquired) for late in under)
+        return [each for each in under if tells(step.lane, releases, keys, each.lane, each.acquired)]
 
     def _put_off(self, step: _Step, mask: Array) -> None:
         """A thread goes on without its access."""

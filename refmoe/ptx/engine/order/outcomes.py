@@ -241,8 +241,10 @@ class Outcomes(Strong):
     def _agrees(self, lane: int, deferred: Deferred, write: RecordedWrite) -> bool:
         """Whether all that a lane did since it put an access off may come behind what reading a write tells it."""
         told = self._told(self._cta(lane), deferred.acquired, write)
-        if told is None:
-            return True
+        return told is None or self._agrees_with(lane, deferred, told)
+
+    def _agrees_with(self, lane: int, deferred: Deferred, told: Knowledge) -> bool:
+        """Whether all that a lane did since it put an access off may come behind what somebody knew."""
         knows = self._with_lessons(partial(self._is_in, told))
         for each in self._noted[lane][deferred.since :]:
             if each is None or each.write not in each.history.writes:
@@ -258,8 +260,11 @@ class Outcomes(Strong):
             return
         told = self._told(self._cta(lane), self.deferred.acquired, chosen)
         if told is not None:
-            record = self.deferred.clock << STEP_SHIFT | self._clocks.first_warp * LANES + lane
-            self._order.lessons.append(Lesson(record, told))
+            self._add_lesson(lane, self.deferred, told)
+
+    def _add_lesson(self, lane: int, deferred: Deferred, told: Knowledge) -> None:
+        record = deferred.clock << STEP_SHIFT | self._clocks.first_warp * LANES + lane
+        self._order.lessons.append(Lesson(record, told))
 
     def seen(
         self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int], chosen: RecordedWrite,
@@ -345,6 +350,24 @@ class Outcomes(Strong):
         locations = filter(None, map(self._order.locations.get, keys))
         scopes += [strength for location in locations for (strength, _), _ in location.own.values()]
         return self.reach_each_other(lane, max(scopes), other, acquired)
+
+    def may_be_told(self, lane: int, deferred: Deferred, teller: int, keys: Iterable[int]) -> bool:
+        """Whether what another lane knows, and what it finds at some places, may come before what a lane has done."""
+        return self._agrees_with(lane, deferred, self._tells_at_most(lane, deferred, teller, keys))
+
+    def be_told(self, lane: int, deferred: Deferred, teller: int, keys: Iterable[int]) -> None:
+        """An access that a lane has put off may have to come behind an atomic of another lane: it knows what that knew.
+
+        That is more than it need know, if it comes before. So no race that depends on that order is reported.
+        """
+        self._add_lesson(lane, deferred, self._tells_at_most(lane, deferred, teller, keys))
+
+    def _tells_at_most(self, lane: int, deferred: Deferred, teller: int, keys: Iterable[int]) -> Knowledge:
+        told: Knowledge | None = self._known(teller)
+        for location in filter(None, map(self._order.locations.get, keys)):
+            told = self._order.pool.join(told, self._usable(location.releases, self._cta(lane), deferred.acquired))
+        assert told is not None
+        return told
 
     def _told(self, cta: int, strength: int, write: RecordedWrite) -> Knowledge | None:
         """What a thread of a CTA acquires by reading a write before a fence of some scope; None for nothing."""
