@@ -49,6 +49,14 @@ FORCED = {
         "st.weak u 1; fence.sc.gpu; st.relaxed.gpu x 1 | ld.relaxed.gpu r0 x; if r0 == 1 { st.relaxed.gpu x 2 } | "
         "ld.relaxed.gpu r0 x; fence.sc.gpu; st.relaxed.gpu z 1; if r0 == 2 { ld.weak r1 u }"
     ),
+    "a read tells that an atomic came first, which its thread then puts off past a fence": (
+        "st.weak u 1; fence.sc.gpu; ld.relaxed.gpu r0 x; if r0 == 0 { st.relaxed.gpu y 1 } | "
+        "atom.relaxed.gpu.add r2 x 1; fence.sc.gpu; st.relaxed.gpu z 1; ld.relaxed.gpu r0 y; if r0 == 1 { ld.weak r1 u }"
+    ),
+    "an atomic that is put off can only come behind another one": (
+        "atom.acquire.gpu.add r2 x 2; st.relaxed.gpu y 1; ld.relaxed.gpu r0 z; if r0 == 1 { ld.weak r1 u } | "
+        "st.weak u 1; atom.release.gpu.add r0 x 1; if r0 == 0 { st.relaxed.gpu z 1 }"
+    ),
     "the second of two fences": (
         "st.weak u 1; fence.sc.gpu; st.relaxed.gpu x 1; fence.sc.gpu; ld.relaxed.gpu r0 z; "
         "if r0 == 0 { st.relaxed.gpu y 1 } | "
@@ -115,6 +123,10 @@ LATE = {
     ),
     "an atomic of shared memory acquires": (
         "0.0.0: atom.acquire.cta.add r0 a 1; st.relaxed.cta b 1 | 0.1.0: ld.relaxed.cta r0 b; st.relaxed.cta a r0"
+    ),
+    "an atomic reads what another one released": (
+        "atom.acquire.gpu.add r0 x 2; st.relaxed.gpu y 1 | ld.relaxed.gpu r0 y; st.relaxed.gpu z r0 | "
+        "ld.relaxed.gpu r0 z; atom.release.gpu.exch r1 x 1"
     ),
     "an acquire acquires something": (
         "ld.acquire.gpu r0 x; st.relaxed.gpu y 1 | ld.relaxed.gpu r0 y; st.relaxed.gpu z r0 | "

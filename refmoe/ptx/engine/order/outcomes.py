@@ -88,8 +88,9 @@ class Outcomes(Strong):
         super().restart(first_cta)
         # Shared memory goes with its CTAs.
         self._in_shared: dict[int, History] = {}
-        # What lanes have done since they put an access off; None for what nobody remembers.
+        # What lanes have done since they put an access off, None for what nobody remembers; and when the first was.
         self._noted: dict[int, list[_Noted | None]] = {}
+        self._open: dict[int, int] = {}
 
     def _histories(self, region: Region) -> dict[int, History]:
         return self._in_shared if region.stride else self._order.histories
@@ -135,11 +136,13 @@ class Outcomes(Strong):
         """What an access of a lane has in front of it now."""
         sequential = self._fences_before(lane) if self._clocks.sequential else None
         noted = self._noted.setdefault(lane, [])
+        self._open.setdefault(lane, self._clocks.now)
         return Deferred(self._clocks.now, self._known(lane), dict(self._fences_of(lane)), sequential, len(noted))
 
     def happened(self, lane: int) -> None:
         """A lane has nothing put off any more."""
         self._noted.pop(lane, None)
+        self._open.pop(lane, None)
 
     def _note(self, lane: int, history: History, write: RecordedWrite, writes: bool) -> None:
         if lane in self._noted:
@@ -245,7 +248,10 @@ class Outcomes(Strong):
 
     def _agrees_with(self, lane: int, deferred: Deferred, told: Knowledge) -> bool:
         """Whether all that a lane did since it put an access off may come behind what somebody knew."""
-        knows = self._with_lessons(partial(self._is_in, told))
+        knows, first = self._with_lessons(partial(self._is_in, told)), self._clocks.first_warp * LANES
+        # Who has put an access off may still read what the lane has done.
+        if any(knows(step << STEP_SHIFT | first + other) for other, step in self._open.items() if other != lane):
+            return False
         for each in self._noted[lane][deferred.since :]:
             if each is None or each.write not in each.history.writes:
                 return False
