@@ -25,7 +25,7 @@ LATE = ("acquire", "fence", "fence.sc", "atomic", "atomic that releases")
 RELEASES = ("relaxed", "release", "fence", "atomic")
 _FENCES: tuple[Fence | None, ...] = (None, Fence("sc", "cta"), Fence("sc", "cluster"), Fence("sc", "gpu"))
 _WHERE = ("lanes", "warps", "CTAs")
-_X, _Y, _Z, _D = (Address.of(name) for name in "xyzu")
+_X, _Y, _Z, _D, _W = (Address.of(name) for name in "xyzuw")
 _SHARED = tuple(Address.of(name) for name in "abc")
 
 
@@ -58,7 +58,7 @@ def _built(shape: str, cause: str, where: str, threads: Sequence[Sequence[Instru
 def told() -> Iterator[Program]:
     """A message is read where a flag tells that the writer's fence came before the reader's.
 
-    With `more` the reader writes something behind its fence, which a read of its own may pass.
+    With `more` the reader writes something behind its fence and at its end, and reads of its own may pass both.
     """
     choices = itertools.product(TELLING, _FENCES, _FENCES, (False, True), _WHERE)
     for telling, first, second, more, where in choices:
@@ -68,8 +68,8 @@ def told() -> Iterator[Program]:
 
 
 def _telling(telling: Telling, first: Fence | None, second: Fence | None, more: bool) -> list[list[Instruction | None]]:
-    behind = _store(_Z, 1) if more else None
-    reads: list[Instruction | None] = [_load("r1", _Y), behind, If("r1", 1, (Load("r2", _D),))]
+    behind, end = (_store(_Z, 1), _store(_W, 1)) if more else (None, None)
+    reads: list[Instruction | None] = [_load("r1", _Y), behind, If("r1", 1, (Load("r2", _D),)), end]
     tells = If("r0", 0, (_store(_Y, 1),))
     message = Store(_D, 7)
     if telling == "read":
@@ -83,7 +83,7 @@ def _telling(telling: Telling, first: Fence | None, second: Fence | None, more: 
         third = [Until(_load("r0", _X), 1), second, *reads]
         return [[message, first, _load("r0", _X), tells], [_store(_X, 1)], third]
     both = If("r0", 1, (_load("r1", _X), _store(_Y, "r1")))
-    reads[-1] = If("r1", 2, (Load("r2", _D),))
+    reads[2] = If("r1", 2, (Load("r2", _D),))
     return [[message, first, _store(_X, 1)], [_store(_X, 2), second, *reads], [_load("r0", _X), both]]
 
 

@@ -51,10 +51,12 @@ FORCED = {
     ),
     "a read tells that an atomic came first, which its thread then puts off past a fence": (
         "st.weak u 1; fence.sc.gpu; ld.relaxed.gpu r0 x; if r0 == 0 { st.relaxed.gpu y 1 } | "
-        "atom.relaxed.gpu.add r2 x 1; fence.sc.gpu; st.relaxed.gpu z 1; ld.relaxed.gpu r0 y; if r0 == 1 { ld.weak r1 u }"
+        "atom.relaxed.gpu.add r2 x 1; fence.sc.gpu; st.relaxed.gpu z 1; ld.relaxed.gpu r0 y; "
+        "if r0 == 1 { ld.weak r1 u }; st.relaxed.gpu w 1"
     ),
     "an atomic that is put off can only come behind another one": (
-        "atom.acquire.gpu.add r2 x 2; st.relaxed.gpu y 1; ld.relaxed.gpu r0 z; if r0 == 1 { ld.weak r1 u } | "
+        "atom.acquire.gpu.add r2 x 2; st.relaxed.gpu y 1; ld.relaxed.gpu r0 z; if r0 == 1 { ld.weak r1 u }; "
+        "st.relaxed.gpu w 1 | "
         "st.weak u 1; atom.release.gpu.add r0 x 1; if r0 == 0 { st.relaxed.gpu z 1 }"
     ),
     "the second of two fences": (
@@ -81,6 +83,11 @@ UNFORCED = {
     "the reader's fence is before its read": (
         "st.weak u 1; fence.sc.gpu; ld.relaxed.gpu r0 x; if r0 == 0 { st.relaxed.gpu y 1 } | st.relaxed.gpu x 1 | "
         "fence.sc.gpu; until ld.relaxed.gpu r0 x == 1; ld.relaxed.gpu r2 y; if r2 == 1 { ld.weak r1 u }"
+    ),
+    "the fence of who wrote what was missed is before that": (
+        "st.weak u 1; fence.sc.gpu; until ld.relaxed.gpu r2 w == 1; ld.relaxed.gpu r0 x; "
+        "if r0 == 0 { st.relaxed.gpu y 1 } | fence.sc.gpu; st.relaxed.gpu x 1; st.relaxed.gpu w 1; "
+        "ld.relaxed.gpu r0 y; if r0 == 1 { ld.weak r1 u }"
     ),
     "an acquire and a release are no fences": (
         "st.weak u 1; fence.acq_rel.gpu; ld.relaxed.gpu r0 x; if r0 == 0 { st.relaxed.gpu y 1 } | "
@@ -145,7 +152,8 @@ LATE = {
         "ld.relaxed.gpu r0 z; st.release.gpu x 1"
     ),
     "something to acquire is there, and something else": (
-        "ld.relaxed.gpu r1 z; ld.acquire.gpu r0 x; st.relaxed.gpu y 1 | ld.relaxed.gpu r0 y; st.relaxed.gpu x r0 | "
+        "until ld.relaxed.gpu r1 z == 1; ld.acquire.gpu r0 x; st.relaxed.gpu y 1 | "
+        "ld.relaxed.gpu r0 y; st.relaxed.gpu x r0 | "
         "st.release.gpu x 2; st.relaxed.gpu z 1"
     ),
 }  # fmt: skip
@@ -174,6 +182,16 @@ LEARNED = {
         "ld.acquire.gpu r0 x; st.release.gpu y 1; st.relaxed.gpu z r0 | st.weak u 1; st.release.gpu x 1 | "
         "until ld.acquire.gpu r1 y == 1; ld.relaxed.gpu r0 z; if r0 == 1 { ld.weak r2 u }"
     ),
+    "by one that comes late of one that comes late": (
+        "st.weak u 1; st.release.gpu x 1 | "
+        "ld.relaxed.gpu r0 x; fence.acq_rel.gpu; st.relaxed.gpu z 1; st.relaxed.gpu y r0 | "
+        "ld.relaxed.gpu r1 y; fence.acq_rel.gpu; st.relaxed.gpu w 1; if r1 == 1 { ld.weak r2 u }"
+    ),
+    "where there is nothing else to read, in the second block": (
+        "1.1.0: st.weak u 1; st.release.cta a 1 | "
+        "1.0.0: until ld.relaxed.cta r1 a == 1; ld.acquire.cta r0 a; st.relaxed.cta b 1; ld.weak r2 u | "
+        "0.0.0: st.relaxed.gpu y 1"
+    ),
     "by who follows an atomic that acquires and releases": (
         "atom.acq_rel.gpu.add r0 x 1; st.relaxed.gpu z 1 | st.weak u 1; st.release.gpu x 1 | "
         "ld.acquire.gpu r0 x; if r0 == 2 { ld.weak r1 u }"
@@ -190,3 +208,55 @@ def test_what_comes_late_is_learned_all_the_same(name: str) -> None:
     (seen,) = observe([found], 16, walks=800)
     assert (seen.race, seen.error) == (None, None)
     assert seen.outcomes <= verdict.outcomes
+
+
+#: What a late read may not see, or its thread not have done.
+FORBIDDEN = {
+    "a release behind what the thread has done": (
+        "ld.acquire.gpu r0 x; st.relaxed.gpu y 1 | ld.relaxed.gpu r0 y; st.release.gpu x r0"
+    ),
+    "a release that a read passes, of what the thread has done": (
+        "ld.acquire.gpu r0 x; st.relaxed.gpu y 1 | ld.relaxed.gpu r0 y; st.release.gpu x 1"
+    ),
+    "the same in a chain": (
+        "ld.acquire.gpu r0 x; st.relaxed.gpu y 1 | ld.relaxed.gpu r0 y; st.release.gpu z 1 | "
+        "ld.acquire.gpu r0 z; st.release.gpu x 1"
+    ),
+    "the same by fences": (
+        "ld.relaxed.gpu r0 x; fence.acq_rel.gpu; st.relaxed.gpu y 1 | ld.relaxed.gpu r0 y; st.release.gpu x r0"
+    ),
+    "the same by atomics": (
+        "atom.acquire.gpu.add r0 x 2; st.relaxed.gpu y 1 | ld.relaxed.gpu r0 y; atom.release.gpu.exch r1 x 1"
+    ),
+    "the same by atomics and fences": (
+        "atom.acquire.gpu.add r0 x 2; st.relaxed.gpu y 1 | "
+        "atom.relaxed.gpu.add r0 y 2; fence.acq_rel.gpu; atom.relaxed.gpu.add r1 x 1"
+    ),
+    "the same in shared memory": (
+        "0.0.0: ld.acquire.cta r0 a; st.relaxed.cta b 1 | 0.1.0: ld.relaxed.cta r0 b; st.release.cta a 1"
+    ),
+    "an earlier write behind it": (
+        "ld.acquire.gpu r0 x; st.relaxed.gpu y 1 | st.relaxed.gpu y 2; st.release.gpu x 1"
+    ),
+    "a read before that misses a write": (
+        "ld.acquire.gpu r0 x; ld.relaxed.gpu r1 y; st.relaxed.gpu z 1 | st.relaxed.gpu y 1; st.release.gpu x 1"
+    ),
+    "a read afterwards that misses a write": (
+        "ld.relaxed.gpu r0 x; fence.acq_rel.gpu; st.relaxed.gpu z 1; ld.relaxed.gpu r1 y | "
+        "st.relaxed.gpu y 1; st.release.gpu x 1"
+    ),
+    "a read of another thread that misses it": (
+        "ld.relaxed.gpu r0 x; fence.acq_rel.gpu; st.relaxed.gpu w 1 | st.relaxed.gpu y 1; st.release.gpu x 1 | "
+        "ld.acquire.gpu r0 w; ld.relaxed.gpu r1 y"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_no_late_read_contradicts_what_was_done(name: str) -> None:
+    found = spread(FORBIDDEN[name])
+    verdict = judge(found)
+    assert verdict.outcomes is not None
+    (seen,) = observe([found], 16, walks=1200)
+    assert (seen.race, seen.error) == (None, None)
+    assert seen.outcomes == verdict.outcomes
