@@ -24,7 +24,7 @@ import numpy as np
 from refmoe.ptx.engine.code import Code
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.native_state import places_of
-from refmoe.ptx.engine.order.outcomes import Deferred
+from refmoe.ptx.engine.order.outcomes import Acquiring, Deferred
 from refmoe.ptx.exploration import Footprint, Move
 from refmoe.ptx.native.context import Place
 from refmoe.ptx.program.blocks import communicates
@@ -101,10 +101,12 @@ class _Step:
         """The widest scope in which it, or a fence that it passes, acquires what it reads; 0 for none."""
         return 0 if self.deferred is None else self.deferred.acquired
 
-    def passing(self, releases: bool, acquires: int, in_order: int) -> _Step:
-        """The same, passing what releases, what acquires in a scope, or is in order with others in one; 0 for none."""
+    def passing(self, releases: bool, acquiring: Acquiring | None, in_order: int) -> _Step:
+        """The same, passing what releases, what acquires, or what is in order with others in a scope; 0 for none."""
         assert self.deferred is not None
-        deferred = replace(self.deferred, acquired=max(self.acquired, acquires))
+        deferred = self.deferred
+        if acquiring is not None and acquiring.scope > deferred.acquired:
+            deferred = replace(deferred, acquires=(*deferred.acquires, acquiring))
         released, in_order = self.released or releases, max(self.in_order, in_order)
         return replace(self, deferred=deferred, passes=True, released=released, in_order=in_order)
 
@@ -122,6 +124,12 @@ def _overlap(one: Footprint, other: Footprint) -> bool:
     if "everything" in (one.space, other.space):
         return True
     return (one.space, one.owner) == (other.space, other.owner) and one.begin < other.end and other.begin < one.end
+
+
+def _alike(one: _Step, other: _Step) -> bool:
+    """Whether two accesses are of the same bytes."""
+    mine, theirs = one.move.footprint, other.move.footprint
+    return (mine.begin, mine.end) == (theirs.begin, theirs.end)
 
 
 class Steps:
@@ -151,6 +159,8 @@ class Steps:
         self._last: dict[int, _Step] = {}
         self._polling: dict[int, Footprint] = {}
         self._left = _MOST_STEPS
+        if machine.strong is not None:
+            machine.strong.notes = True
         self.open = False
 
     @property
@@ -259,8 +269,14 @@ class Steps:
         return writer.lane != reader.lane and written.writes and _overlap(written, touched)
 
     def _is_kept_from_writing(self, step: _Step) -> bool:
-        """Whether a step would tell an atomic of another thread that is put off what comes after it."""
+        """Whether a step would tell an atomic of another thread that is put off what comes after it.
+
+        Nor may it write some of the bytes alone that another thread acquires late: their history would begin anew.
+        """
         strong, keys = self._machine.strong, self._keys
+        acquiring = (each for each in itertools.chain(*self._late.values()) if each.acquired)
+        if any(self._writes_there(step, each) and not _alike(step, each) for each in acquiring):
+            return True
         return any(
             step.move.footprint.space == "everything"
             or not strong.may_be_told(late.lane, late.deferred, step.lane, keys(step.move.footprint))
@@ -289,7 +305,7 @@ class Steps:
         machine = self._machine
         machine.tick(machine.launch.clock + 1)
         move = Move(("late", step.lane, step.place), step.move.footprint)
-        deferred = replace(machine.strong.defer(step.lane), acquired=self._own_scope(step))
+        deferred = machine.strong.defer(step.lane, self._own_scope(step))
         late = _Step(step.lane, step.place, step.turn, move, deferred)
         self._late.setdefault(step.lane, []).append(late)
         (target,) = self._code.program.blocks[step.place].terminator.targets
@@ -318,7 +334,9 @@ class Steps:
                 if each.move.footprint.writes and (each.in_order or self._order_scope(step)):
                     assert each.deferred is not None
                     self._machine.strong.expect(step.lane, self._keys(each.move.footprint), each.deferred.clock)
-            does = self._releases(step), self._acquired_by_fence(step), self._order_scope(step)
+            scope = self._acquired_by_fence(step)
+            acquiring = self._machine.strong.acquiring(scope) if scope else None
+            does = self._releases(step), acquiring, self._order_scope(step)
             self._late[step.lane] = [
                 each.passing(*does) if step.place in self._windows.wider(each.place).crossings else each
                 for each in late
@@ -457,8 +475,8 @@ class Steps:
                 self._happen(step, self._mask(step.lane))
         for step in (*self._ahead.values(), *self._held.values()):
             self._queues.arrive(step.place, step.turn, self._mask(step.lane))
-        for lane in self._late:
-            self._machine.strong.happened(lane)
+        if self._machine.strong is not None:
+            self._machine.strong.forget()
         for lanes in (self._late, self._ahead, self._held):
             lanes.clear()
 

@@ -128,14 +128,17 @@ class History:
         chosen.is_read(record)
         return chosen
 
-    def write(self, made: RecordedWrite, knows: Knows, choices: Choosing) -> bool:
-        """Put a write where it may come. Returns whether it is the last."""
+    def write(self, made: RecordedWrite, knows: Knows, choices: Choosing, keep: bool) -> bool:
+        """Put a write where it may come. Returns whether it is the last.
+
+        `keep`: whether the first ones are kept however many there are: somebody may read them late.
+        """
         oldest, end = self._oldest(knows), len(self.writes)
         places = [place for place in range(oldest + 1, end) if not self.writes[place - 1].followed]
         # What was there before a launch's writes is its own start.
         place = [*places, end][choices.below(len(places) + 1)]
         self.writes.insert(place, made)
-        self._trim()
+        self._trim(keep)
         return place == end
 
     def take(
@@ -160,15 +163,16 @@ class History:
         chosen.is_read(record)
         return chosen
 
-    def follow(self, chosen: RecordedWrite, made: RecordedWrite) -> RecordedWrite:
-        """An atomic that read a write comes right behind it."""
+    def follow(self, chosen: RecordedWrite, made: RecordedWrite, keep: bool) -> RecordedWrite:
+        """An atomic that read a write comes right behind it; `keep` see `write`."""
         chosen.followed = True
         self.writes.insert(self._place(chosen) + 1, made)
-        self._trim()
+        self._trim(keep)
         return made
 
-    def _trim(self) -> None:
-        del self.writes[:-_LAST]
+    def _trim(self, keep: bool) -> None:
+        if not keep:
+            del self.writes[:-_LAST]
 
 
 def common_record(elements: list[int]) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from refmoe.ptx.engine.order.by_cta import ByCta
 from refmoe.ptx.engine.order.histories import History
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
+from refmoe.ptx.engine.order.lessons import Lessons
 from refmoe.ptx.engine.order.sequence import FenceSequence
 
 Array = Any
@@ -141,14 +142,6 @@ class ReachedAccess:
     before: Knowledge
 
 
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """Whoever knows of the access of `record` has `knowledge`, see `refmoe.ptx.engine.order.hindsight`."""
-
-    record: int
-    knowledge: Knowledge
-
-
 class Order:
     """What the CTAs of a launch pass to each other.
 
@@ -162,7 +155,8 @@ class Order:
         reached: by location, fences that came before its strong accesses.
         histories: by location, writes that may still be seen; under a schedule.
         sequence: fences `.sc` in the order in which they were executed; under a schedule.
-        lessons: what threads have known since an earlier step, as it turned out; under a schedule.
+        forced: what fences `.sc` pass on whose order turned out later; under a schedule.
+        told: what reads that happened late acquired; likewise.
     """
 
     def __init__(self, clusters: int) -> None:
@@ -173,7 +167,7 @@ class Order:
         self.reached: dict[int, Reached] = {}
         self.histories: dict[int, History] = {}
         self.sequence = FenceSequence(self.pool)
-        self.lessons: list[Lesson] = []
+        self.forced, self.told = Lessons(self.pool), Lessons(self.pool)
 
     def remember(self, thread: int, fence: SequentialFence, size: int) -> None:
         """Keep a fence `.sc` of a thread of the grid, which needs `size` bytes.

@@ -20,7 +20,7 @@ from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.hindsight import Hindsight
 from refmoe.ptx.engine.order.histories import Choosing, History, RecordedWrite, common_record
 from refmoe.ptx.engine.order.knowledge import Knowledge
-from refmoe.ptx.engine.order.locations import FenceKnowledge, Lesson, Location, Order, Reached, Releases
+from refmoe.ptx.engine.order.locations import FenceKnowledge, Location, Order, Reached, Releases
 from refmoe.ptx.engine.order.strong import Strong, StrongAccess
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import CLUSTER, SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
@@ -37,22 +37,48 @@ class Deferred:
         known: what the thread knew.
         fences: those of the thread, by scope, see `Strong`.
         sequential: the fences `.sc` that came before.
-        since: how many accesses of the thread were noted before, see `Outcomes.defer`.
-        acquired: the widest scope in which the access, or a fence that it passes, acquires what it reads; 0 for none.
+        acquires: what acquires what it reads: itself, or a fence that it passes.
     """
 
     clock: int
     known: Knowledge
     fences: dict[int, FenceKnowledge]
     sequential: Knowledge | None
-    since: int
-    acquired: int = 0
+    acquires: tuple[Acquiring, ...] = ()
+
+    @property
+    def acquired(self) -> int:
+        """The widest scope in which it acquires what it reads; 0 for none."""
+        return max((each.scope for each in self.acquires), default=0)
+
+
+@dataclass(frozen=True)
+class Acquiring:
+    """Where a thread acquires what an access reads that it has put off.
+
+    Attributes:
+        scope: in which.
+        clock: the step of the launch.
+    """
+
+    scope: int
+    clock: int
 
 
 @dataclass(frozen=True)
 class _Noted:
-    """A strong access of a thread that has put another one off: the write that it read, or made."""
+    """A strong access.
 
+    Attributes:
+        clock: the step of the launch.
+        keys: of its elements.
+        history: of the first one.
+        write: that it read, or made.
+        writes: whether it made it.
+    """
+
+    clock: int
+    keys: tuple[int, ...]
     history: History
     write: RecordedWrite
     writes: bool
@@ -70,6 +96,7 @@ class Outcomes(Strong):
 
     Attributes:
         deferred: what the access was put off with that happens now; None for another one.
+        notes: whether strong accesses are remembered, one by one.
     """
 
     def __init__(
@@ -77,19 +104,23 @@ class Outcomes(Strong):
         spaces: frozenset[str],
     ) -> None:  # fmt: skip
         self._spaces = spaces
+        self.notes = False
         self.deferred: Deferred | None = None
         super().__init__(clocks, order, warps, first_cta, blocks, choices)
-        self._hindsight = Hindsight(clocks, order.lessons)
+        # No choice contradicts the order of fences, so that what they tell matters to races alone.
+        self._told_late = Hindsight(clocks, order.told)
         if choices is not None:
-            clocks.hindsight = self._hindsight
+            clocks.hindsight = Hindsight(clocks, order.told, order.forced)
 
     def restart(self, first_cta: int) -> None:
         """See `Strong`."""
         super().restart(first_cta)
         # Shared memory goes with its CTAs.
         self._in_shared: dict[int, History] = {}
-        # What lanes have done since they put an access off, None for what nobody remembers; and when the first was.
-        self._noted: dict[int, list[_Noted | None]] = {}
+        # What lanes have done, in a launch that is short; None where nobody remembers it.
+        self._noted: dict[int, list[_Noted]] = {}
+        self._unknown: dict[int, int] = {}
+        # When lanes put something off that has not happened yet: the first of it.
         self._open: dict[int, int] = {}
 
     def _histories(self, region: Region) -> dict[int, History]:
@@ -132,21 +163,39 @@ class Outcomes(Strong):
 
     # Accesses that were put off: they are where their thread came to them, whatever it has done since then
 
-    def defer(self, lane: int) -> Deferred:
-        """What an access of a lane has in front of it now."""
+    def defer(self, lane: int, scope: int) -> Deferred:
+        """What an access of a lane has in front of it now, which acquires in some scope; 0 for none."""
         sequential = self._fences_before(lane) if self._clocks.sequential else None
-        noted = self._noted.setdefault(lane, [])
         self._open.setdefault(lane, self._clocks.now)
-        return Deferred(self._clocks.now, self._known(lane), dict(self._fences_of(lane)), sequential, len(noted))
+        acquires = (self.acquiring(scope),) if scope else ()
+        return Deferred(self._clocks.now, self._known(lane), dict(self._fences_of(lane)), sequential, acquires)
+
+    def acquiring(self, scope: int) -> Acquiring:
+        """Somebody comes to what acquires in a scope what an access reads that was put off."""
+        return Acquiring(scope, self._clocks.now)
 
     def happened(self, lane: int) -> None:
         """A lane has nothing put off any more."""
-        self._noted.pop(lane, None)
         self._open.pop(lane, None)
 
-    def _note(self, lane: int, history: History, write: RecordedWrite, writes: bool) -> None:
-        if lane in self._noted:
-            self._noted[lane].append(_Noted(history, write, writes))
+    def forget(self) -> None:
+        """Nothing is put off any more, and nothing will be."""
+        self.notes = False
+        for each in self._noted, self._unknown, self._open:
+            each.clear()
+
+    def _note(
+        self, access: StrongAccess, region: Region, index: int, lane: int, write: RecordedWrite, writes: bool
+    ) -> None:
+        """A lane has read a write, or made one."""
+        if self.notes:
+            keys = tuple(self.key(region, at) for at in range(index, index + access.width, access.unit))
+            noted = _Noted(self._clocks.now, keys, self._histories(region)[keys[0]], write, writes)
+            self._noted.setdefault(lane, []).append(noted)
+
+    def _noted_since(self, lane: int, clock: int) -> list[_Noted]:
+        """What a lane has done from a step on."""
+        return [each for each in self._noted.get(lane, ()) if each.clock >= clock]
 
     def expect(self, lane: int, keys: Iterable[int], clock: int) -> None:
         """An atomic that a lane has put off at a step, and that passes a fence `.sc`, may come behind what is there.
@@ -166,7 +215,13 @@ class Outcomes(Strong):
         return super()._fences_of(lane) if self.deferred is None else self.deferred.fences
 
     def _fences_before(self, lane: int) -> Knowledge | None:
-        return super()._fences_before(lane) if self.deferred is None else self.deferred.sequential
+        found = super()._fences_before(lane) if self.deferred is None else self.deferred.sequential
+        if self._order.told:
+            knows = self._knows_itself(lane)
+            for record, knowledge in self._order.told.by_record.items():
+                if knows(record):
+                    found = self._order.pool.join(found, self._fences_in(knowledge))
+        return found
 
     def _come_behind(self, lane: int, key: int, before: Knowledge) -> None:
         super()._come_behind(lane, key, before)
@@ -175,6 +230,10 @@ class Outcomes(Strong):
             self._came_behind(self._clocks.first_warp * LANES + lane, self.deferred.clock, before)
 
     def _knows(self, lane: int) -> Callable[[int], bool]:
+        return self._with_lessons(self._knows_itself(lane))
+
+    def _knows_itself(self, lane: int) -> Callable[[int], bool]:
+        """`_knows` without hindsight."""
         deferred, clocks = self.deferred, self._clocks
         if deferred is None:
             return super()._knows(lane)
@@ -185,15 +244,15 @@ class Outcomes(Strong):
                 return record >> STEP_SHIFT <= deferred.clock
             return self._is_in(deferred.known, record)
 
-        return self._with_lessons(knew)
+        return knew
 
     def _with_lessons(self, knows: Callable[[int], bool]) -> Callable[[int], bool]:
         """The same, by what has turned out since, too."""
-        if not self._order.lessons:
+        if not self._order.told:
             return knows
 
         def knows_now(record: int) -> bool:
-            return knows(record) or any(self._is_in(each, record) for each in self._hindsight.learned(knows))
+            return knows(record) or self._told_late.tells(knows, record)
 
         return knows_now
 
@@ -216,7 +275,7 @@ class Outcomes(Strong):
         return self._with_lessons(knows_in_order)
 
     def _is_in(self, knowledge: Knowledge | None, record: int) -> bool:
-        return knowledge is not None and self._hindsight.has(knowledge, record & ~int(SEVERAL))
+        return knowledge is not None and self._told_late.has(knowledge, record & ~int(SEVERAL))
 
     def _own(self, access: StrongAccess, lane: int) -> int:
         return int(self._clocks.record(np.array([lane]))[0]) | access.strength << STRENGTH_SHIFT
@@ -237,40 +296,71 @@ class Outcomes(Strong):
 
     def _admitted(self, lane: int) -> Callable[[RecordedWrite], bool] | None:
         """Which writes an access of a lane may read that was put off; None for every one."""
-        if self.deferred is None or not self.deferred.acquired:
+        if self.deferred is None or not self.deferred.acquires:
             return None
         return partial(self._agrees, lane, self.deferred)
 
     def _agrees(self, lane: int, deferred: Deferred, write: RecordedWrite) -> bool:
-        """Whether all that a lane did since it put an access off may come behind what reading a write tells it."""
-        told = self._told(self._cta(lane), deferred.acquired, write)
-        return told is None or self._agrees_with(lane, deferred, told)
+        """Whether all that a lane did since it acquires by reading a write may come behind what that tells it."""
+        told = ((each, self._told(self._cta(lane), each.scope, write)) for each in deferred.acquires)
+        return all(found is None or self._agrees_with(lane, each.clock, found) for each, found in told)
 
-    def _agrees_with(self, lane: int, deferred: Deferred, told: Knowledge) -> bool:
-        """Whether all that a lane did since it put an access off may come behind what somebody knew."""
+    def _agrees_with(self, lane: int, clock: int, told: Knowledge) -> bool:
+        """Whether what a lane did from a step on may come behind what somebody knew."""
         knows, first = self._with_lessons(partial(self._is_in, told)), self._clocks.first_warp * LANES
         # Who has put an access off may still read what the lane has done.
         if any(knows(step << STEP_SHIFT | first + other) for other, step in self._open.items() if other != lane):
             return False
-        for each in self._noted[lane][deferred.since :]:
-            if each is None or each.write not in each.history.writes:
+        if self._unknown.get(lane, 0) >= clock:
+            return False
+        for each in self._noted_since(lane, clock):
+            if not self._is_whole(each):
                 return False
             later = each.history.behind(each.write)
             if any(one.is_known(knows) for one in (*later, *([each.write] if each.writes else []))):
                 return False
         return True
 
-    def _learn_since(self, lane: int, chosen: RecordedWrite) -> None:
-        """What a lane acquires that has read a write late, it has known since it came to its access."""
-        if self.deferred is None or not self.deferred.acquired:
-            return
-        told = self._told(self._cta(lane), self.deferred.acquired, chosen)
-        if told is not None:
-            self._add_lesson(lane, self.deferred, told)
+    def _is_whole(self, noted: _Noted) -> bool:
+        """Whether a history tells all of an access: no other one is of some of its bytes, nor has begun since."""
+        mine, history = noted.keys[0], noted.history
+        histories = self._in_shared if mine < 0 else self._order.histories
+        if histories.get(mine) is not history or noted.write not in history.writes:
+            return False
+        begin = _index(mine)
+        return not any(
+            _index(key) < begin + history.width and begin < _index(key) + other.width
+            for key, other in histories.items()
+            if key != mine
+        )
 
-    def _add_lesson(self, lane: int, deferred: Deferred, told: Knowledge) -> None:
-        record = deferred.clock << STEP_SHIFT | self._clocks.first_warp * LANES + lane
-        self._order.lessons.append(Lesson(record, told))
+    def _learn_since(self, lane: int, chosen: RecordedWrite) -> None:
+        """What a lane acquires that has read a write late, it has known since it acquires it."""
+        for each in () if self.deferred is None else self.deferred.acquires:
+            told = self._told(self._cta(lane), each.scope, chosen)
+            if told is not None:
+                self._teach(lane, each, told)
+
+    def _teach(self, lane: int, acquiring: Acquiring, told: Knowledge) -> None:
+        """A lane has known something since some step: what it did since then comes behind the fences `.sc` in it."""
+        if self._order.told.add(acquiring.clock << STEP_SHIFT | self._clocks.first_warp * LANES + lane, told):
+            self._reach_further(lane, acquiring.clock, told)
+
+    def _came_behind(self, thread: int, step: int, before: Knowledge) -> list[tuple[int, Knowledge]]:
+        learned = super()._came_behind(thread, step, before)
+        for clock, knowledge in learned:
+            self._reach_further(thread - self._clocks.first_warp * LANES, clock, knowledge)
+        return learned
+
+    def _reach_further(self, lane: int, clock: int, learned: Knowledge) -> None:
+        """What a lane did from a step on comes behind the fences `.sc` in what it has learned since."""
+        before = self._fences_in(learned) if self._clocks.sequential else None
+        if before is None:
+            return
+        for each in self._noted_since(lane, clock):
+            if each.write in each.history.writes:
+                behind = [*([each.write] if each.writes else []), *self._others(lane, each.history.behind(each.write))]
+                self._precede(each.keys, before, behind, each.write if each.writes else None)
 
     def seen(
         self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int], chosen: RecordedWrite,
@@ -278,7 +368,7 @@ class Outcomes(Strong):
     ) -> None:  # fmt: skip
         """A lane has read a write and writes nothing."""
         history = self._histories(region)[self.key(region, index)]
-        self._note(lane, history, chosen, writes=False)
+        self._note(access, region, index, lane, chosen, writes=False)
         if chosen is history.last:
             places = np.arange(index, index + access.width, access.unit)
             self.read(access, region, places, np.full(len(places), lane), np.array(elements), alive)
@@ -310,16 +400,32 @@ class Outcomes(Strong):
         """A lane's access comes behind a write and some fences `.sc` of each element, and in front of other writes."""
         if not self._clocks.sequential:
             return
-        own = self._clocks.first_warp * LANES + lane
-        behind = [each for each in history.behind(front) if each.record & int(THREAD) != own]
-        missed = [record for each in behind for record in (each.record, *each.readers.values())]
-        for number, at in enumerate(range(index, index + access.width, access.unit)):
-            key, reached = self.key(region, at), before[number] if before else None
+        keys = tuple(self.key(region, at) for at in range(index, index + access.width, access.unit))
+        for key, reached in zip(keys, before, strict=bool(before)):
             if reached is not None:
                 self._come_behind(lane, key, reached)
-            self._come_before(lane, key, missed)
+        mine = self._fences_before(lane)
+        if mine is not None:
+            self._precede(keys, mine, self._others(lane, history.behind(front)))
+
+    def _others(self, lane: int, writes: list[RecordedWrite]) -> list[RecordedWrite]:
+        """Those that are not the lane's own."""
+        own = self._clocks.first_warp * LANES + lane
+        return [each for each in writes if each.record & int(THREAD) != own]
+
+    def _precede(
+        self, keys: Sequence[int], fences: Knowledge, behind: list[RecordedWrite], own: RecordedWrite | None = None
+    ) -> None:
+        """Some fences `.sc` come before some writes of a history, and before who has read these.
+
+        `own`: that of them which the thread of the fences has made: it comes before it anyway.
+        """
+        records = [at for each in behind for at in (*([] if each is own else [each.record]), *each.readers.values())]
+        for key in keys:
+            self._come_before(key, fences, records, writes=bool(behind))
         for each in behind:
-            each.reached, each.observed = self._behind(lane, each.reached), self._behind(lane, each.observed)
+            each.reached = tuple(self._order.pool.join(one, fences) for one in each.reached)
+            each.observed = tuple(self._order.pool.join(one, fences) for one in each.observed)
 
     def _behind(self, lane: int, reached: tuple[Knowledge | None, ...]) -> tuple[Knowledge | None, ...]:
         """Fences `.sc` of each element, and those before what a lane does now."""
@@ -359,19 +465,26 @@ class Outcomes(Strong):
 
     def may_be_told(self, lane: int, deferred: Deferred, teller: int, keys: Iterable[int]) -> bool:
         """Whether what another lane knows, and what it finds at some places, may come before what a lane has done."""
-        return self._agrees_with(lane, deferred, self._tells_at_most(lane, deferred, teller, keys))
+        acquiring = self._acquires_of(lane, deferred, teller)
+        return self._agrees_with(lane, acquiring.clock, self._tells_at_most(lane, acquiring, teller, keys))
 
     def be_told(self, lane: int, deferred: Deferred, teller: int, keys: Iterable[int]) -> None:
         """An access that a lane has put off may have to come behind an atomic of another lane: it knows what that knew.
 
         That is more than it need know, if it comes before. So no race that depends on that order is reported.
         """
-        self._add_lesson(lane, deferred, self._tells_at_most(lane, deferred, teller, keys))
+        acquiring = self._acquires_of(lane, deferred, teller)
+        self._teach(lane, acquiring, self._tells_at_most(lane, acquiring, teller, keys))
 
-    def _tells_at_most(self, lane: int, deferred: Deferred, teller: int, keys: Iterable[int]) -> Knowledge:
+    def _acquires_of(self, lane: int, deferred: Deferred, teller: int) -> Acquiring:
+        """The first place where a lane may acquire something of another one."""
+        reaching = (each for each in deferred.acquires if self.reach_each_other(lane, each.scope, teller, each.scope))
+        return next(reaching)
+
+    def _tells_at_most(self, lane: int, acquiring: Acquiring, teller: int, keys: Iterable[int]) -> Knowledge:
         told: Knowledge | None = self._known(teller)
         for location in filter(None, map(self._order.locations.get, keys)):
-            told = self._order.pool.join(told, self._usable(location.releases, self._cta(lane), deferred.acquired))
+            told = self._order.pool.join(told, self._usable(location.releases, self._cta(lane), acquiring.scope))
         assert told is not None
         return told
 
@@ -390,7 +503,7 @@ class Outcomes(Strong):
         assert self.choices is not None
         history = self._history(access, region, self.key(region, index), index, common_record(elements))
         made = RecordedWrite(value, self._own(access, lane))
-        return history.write(made, self._knows_in_order(lane), self.choices)
+        return history.write(made, self._knows_in_order(lane), self.choices, bool(self._open))
 
     def written(
         self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int], last: bool
@@ -399,7 +512,7 @@ class Outcomes(Strong):
         history = self._histories(region)[self.key(region, index)]
         own = self._own(access, lane)
         made = next(write for write in history.writes if write.record == own)
-        self._note(lane, history, made, writes=True)
+        self._note(access, region, index, lane, made, writes=True)
         front, held = history.in_front(made), self._passed(access, region, index)
         places = range(index, index + access.width, access.unit)
         if last:
@@ -474,8 +587,7 @@ class Outcomes(Strong):
         `records(index, lanes)` gives the records of the last writes.
         """
         if not self.is_seen(region):
-            for lane in self._noted.keys() & set(lanes.tolist()) if self._noted else ():
-                self._noted[lane].append(None)
+            self._unknown.update(dict.fromkeys(lanes.tolist(), self._clocks.now) if self.notes else {})
         else:
             places = np.unique(index)
             elements = records(places, np.zeros(len(places), np.int64)).reshape(len(places), -1)
@@ -491,8 +603,8 @@ class Outcomes(Strong):
             history = self._histories(region)[self.key(region, at)]
             chosen, own = history.last, self._own(access, lane)
             chosen.is_read(own)
-            made = history.follow(chosen, RecordedWrite(value.tobytes(), own))
-            self._note(lane, history, made, writes=True)
+            made = history.follow(chosen, RecordedWrite(value.tobytes(), own), bool(self._open))
+            self._note(access, region, at, lane, made, writes=True)
             self._enter(access, region, at, lane, elements, history, made)
 
     def take(
@@ -521,8 +633,8 @@ class Outcomes(Strong):
         passing = [] if last else list(self._missing(access, region, index, lane, history, chosen, writes=True))
         if last:
             chosen.observed = self._reached_so_far(access, region, index)
-        made = history.follow(chosen, RecordedWrite(value, self._own(access, lane)))
-        self._note(lane, history, made, writes=True)
+        made = history.follow(chosen, RecordedWrite(value, self._own(access, lane)), bool(self._open))
+        self._note(access, region, index, lane, made, writes=True)
         places = np.arange(index, index + access.width, access.unit)
         if last:
             theirs = np.full(len(places), lane)
@@ -540,3 +652,8 @@ class Outcomes(Strong):
             self._put(access, key, lane, record, releases, {} if there is None else there.own)
         self._enter(access, region, index, lane, after.tolist(), history, made)
         self._give_back(access, region, index, after.tolist(), held)
+
+
+def _index(key: int) -> int:
+    """Where a byte lies among others of its space, of its name, see `Strong.key`."""
+    return key if key >= 0 else -1 - key

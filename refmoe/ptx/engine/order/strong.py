@@ -27,7 +27,6 @@ from refmoe.ptx.engine.order.histories import Choosing
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.engine.order.locations import (
     FenceKnowledge,
-    Lesson,
     Location,
     Order,
     Reach,
@@ -308,7 +307,7 @@ class Strong:
         def knows(record: int) -> bool:
             if not record & int(SEVERAL) and record & int(THREAD) == thread:
                 return True
-            return clocks.is_ordered(lane, record)
+            return clocks.knows(lane, record)
 
         return knows
 
@@ -410,20 +409,15 @@ class Strong:
         threads = (clocks.first_warp * LANES + lanes).tolist()
         self._order.sequence.add(threads, clocks.now, strength, self._cta(first), cluster, own, self._knows(first))
 
-    def _come_before(self, lane: int, key: int, missed: list[int]) -> None:
-        """A lane's access comes before those of some records: its fences come before those of their threads.
+    def _come_before(self, key: int, mine: Knowledge, missed: list[int], writes: bool) -> None:
+        """An access behind some fences comes before those of some records: so do its fences before those of the others.
 
-        A fence of theirs that had come first would not have let it.
+        A fence of theirs that had come first would not have let it. `writes`: whether the last write is among them.
         """
         clocks = self._clocks
-        if not clocks.sequential:
-            return
-        mine = self._fences_before(lane)
-        if mine is None:
-            return
         held = self._order.reached.setdefault(key, Reached())
         held.every = self._order.pool.join(held.every, mine)
-        if missed:
+        if writes:
             held.writes = self._order.pool.join(held.writes, mine)
         lanes = len(clocks.last_fence)
         for record in missed:
@@ -432,8 +426,12 @@ class Strong:
             if 0 <= thread - clocks.first_warp * LANES < lanes:
                 self._come_behind(thread - clocks.first_warp * LANES, key, mine)
 
-    def _came_behind(self, thread: int, step: int, before: Knowledge) -> None:
-        """Some fences come before those that a thread of the grid has executed from a step on."""
+    def _came_behind(self, thread: int, step: int, before: Knowledge) -> list[tuple[int, Knowledge]]:
+        """Some fences come before those that a thread of the grid has executed from a step on.
+
+        Returns the steps of those that learn something by it, and what.
+        """
+        learned = list[tuple[int, Knowledge]]()
         order, widest = self._order, 0
         log = order.fences.get(thread)
         for fence in () if log is None else log.since(step):
@@ -446,7 +444,10 @@ class Strong:
                 known = self._known_at(fence.fence, thread, cluster)
                 found += [(cluster, *each[1:]) for each in self._clocks.forced(steps, known).tolist()]
             record = fence.fence.step << STEP_SHIFT | thread
-            order.lessons += (Lesson(record, each) for each in self._passed_on_by(found, fence.strength, fence.cta))
+            for each in self._passed_on_by(found, fence.strength, fence.cta):
+                if order.forced.add(record, each):
+                    learned.append((fence.fence.step, each))
+        return learned
 
     def _known_at(self, fence: FenceKnowledge, thread: int, cluster: int) -> Array:
         """What a thread knew of a cluster at a fence of its own, [1, columns]."""
@@ -497,6 +498,21 @@ class Strong:
             steps[thread] = 0 if log is None else log.until(int(known[thread]))
         steps[lane % len(steps)] = own
         return self._order.pool.knowledge(cluster, made, beyond)
+
+    def _fences_in(self, knowledge: Knowledge) -> Knowledge | None:
+        """The fences that happen before what somebody does who knows something."""
+        clocks, pool, found = self._clocks, self._order.pool, None
+        for cluster in np.flatnonzero(knowledge.rows).tolist():
+            row = pool.rows[knowledge.rows[cluster]]
+            known = np.maximum(row[clocks.lane : clocks.copy], np.repeat(row[: clocks.warps], LANES))
+            made = np.zeros(clocks.columns, np.int64)
+            first = cluster * clocks.warps * LANES
+            logs = ((thread, self._order.fences.get(first + thread)) for thread in np.flatnonzero(known).tolist())
+            for thread, log in logs:
+                made[clocks.fence + thread] = 0 if log is None else log.until(int(known[thread]))
+            if made.any():
+                found = pool.join(found, pool.knowledge(cluster, made, None))
+        return found
 
     def _communicate(self, lane: int, key: int, writes: bool) -> None:
         """A lane accesses a location strongly: fences before its writes, or all accesses, come before what it does."""
