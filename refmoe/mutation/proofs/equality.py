@@ -12,6 +12,7 @@ from typing import Any
 
 from refmoe.mutation.proofs.conditions import Conditions
 from refmoe.mutation.proofs.domains import Domains
+from refmoe.mutation.proofs.facts import PathFacts
 from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
 from refmoe.mutation.proofs.functions import CalledModule
 from refmoe.mutation.proofs.lanes import LaneGroups
@@ -19,6 +20,7 @@ from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
 from refmoe.mutation.proofs.places import ArrayPlaces
 from refmoe.mutation.proofs.program import WARP, EntryCode, NoProof
 from refmoe.mutation.proofs.ranges import Ranges
+from refmoe.mutation.proofs.solver import WordSolver
 from refmoe.mutation.proofs.trials import Trial, tried
 from refmoe.mutation.proofs.unread import without_unread
 from refmoe.mutation.proofs.values import EITHER, FALSE, TRUE
@@ -32,6 +34,8 @@ _LOCAL = re.compile(r"^\s*(\.local\b[^\n]*)\[(\d+)\];\n", re.MULTILINE)
 _NUMBER_LOAD = re.compile(r"ld\.global(?:\.nc)?\.[us]64$")
 #: Pairs of expressions of a proof that are tried on all values.
 _TRIALS = 4000
+#: Questions of a proof to the solver.
+_QUESTIONS = 400
 #: Rounds in which more is found to be the same in some lanes alone.
 _ROUNDS = 12
 #: Of these the order and the brackets say nothing, nor how often an operand occurs.
@@ -67,9 +71,17 @@ class EqualEntries:
     _partly: dict[Node, Node] = field(default_factory=dict)  # what exchanges give, and where it is the same in both
     _in_lanes: dict[Node, frozenset[int]] = field(default_factory=dict)  # the same, and in which lanes it is the same
     _sound: dict[tuple[Node, frozenset[Node]], bool] = field(default_factory=dict)
-    _facts: dict[int, list[Node]] = field(default_factory=dict)
     _taken_for: dict[Node, Node] = field(default_factory=dict)
     _trials: int = _TRIALS
+    _questions: int = _QUESTIONS
+
+    @cached_property
+    def _facts(self) -> PathFacts:
+        return PathFacts(self.side)
+
+    @cached_property
+    def _solver(self) -> WordSolver:
+        return WordSolver(self.nodes, self.ranges)
 
     @cached_property
     def _lanes(self) -> LaneGroups:
@@ -160,7 +172,7 @@ class EqualEntries:
         if one.opcode.startswith("shfl."):
             same = not self._differs and self._lanes.same_exchange(one, other, self.equal)
             return same or self._same_in_lanes(number, one, other) or self._same_within_groups(number, one, other)
-        return not self._differs and self._lanes.same_stores(number, one, other, self.equal)
+        return not self._differs and self._lanes.same_stores(number, one, other, self.equal, self._equal_where)
 
     def _same_place(self, one: Act, other: Act) -> bool:
         """Whether the other entry's act is at the place of the sound one, which lies within its array."""
@@ -286,7 +298,7 @@ class EqualEntries:
         if node in self._in_lanes:
             return self._lanes.may_hold(holds) <= self._in_lanes[node]
         if node in self.side.meets:
-            still = frozenset(each for each in holds if self._still(each, shape[2]))
+            still = frozenset(each for each in holds if self._facts.still(each, shape[2]))
             return all(self._sure(each, still) for each in self.side.meets[node])
         if shape[0] == "sel":
             ways = ((shape[2], shape[1]), (shape[3], nodes.negated(shape[1])))
@@ -332,6 +344,9 @@ class EqualEntries:
             found = self._congruent(one, other)
             if not found:
                 self._forget(mark)
+                found = self._decided(one, other)
+            if not found:
+                self._forget(mark)
                 found = self._tried(one, other)
             self._assumed.discard(key)
             # What is not equal even if more is taken for granted is not equal.
@@ -342,56 +357,8 @@ class EqualEntries:
 
     def equal_there(self, number: int, one: Node, other: Node, guard: Node | None = None) -> bool:
         """Whether two nodes have one value on a path, where a guard holds."""
-        where = self.nodes.both([*self.facts(number), *([] if guard is None else [guard])])
+        where = self.nodes.both([*self._facts.of(number), *([] if guard is None else [guard])])
         return self.equal(one, other) or self.equal_under(where, one, other)
-
-    def facts(self, number: int) -> list[Node]:
-        """Predicates that hold on a path: of branches that have led there, or to a path in front of it."""
-        if number not in self._facts:
-            found = []
-            for each in sorted(self._in_front[number]):
-                befores = self.side.before[each]
-                path = self.side.sides[0].held[self.side.pairs[each][0]] if each else None
-                if path is None or len(befores) != 1:
-                    continue
-                onward = self.side.sides[0].held[self.side.pairs[befores[0]][0]].onward
-                one, other = self.side.branches[befores[0]]
-                if one is not None and one == other and onward[0] != onward[-1]:
-                    found.append(one if onward[0] == self.side.pairs[each][0] else self.nodes.negated(one))
-            self._facts[number] = found
-        return self._facts[number]
-
-    @cached_property
-    def _in_front(self) -> list[set[int]]:
-        """By path, those that every way to it goes over, itself included."""
-        everything = set(range(len(self.side.pairs)))
-        found = [{0}, *(set(everything) for _ in everything - {0})]
-        changed = True
-        while changed:
-            changed = False
-            for number in sorted(everything - {0}):
-                ways = [found[each] for each in self.side.before[number]]
-                now = set.intersection(*ways) | {number} if ways else {number}
-                if now != found[number]:
-                    found[number], changed = now, True
-        return found
-
-    def _still(self, predicate: Node, number: int) -> bool:
-        """Whether a predicate is what it was at the end of each path that leads to one: all of it was made before."""
-        seen, waiting = set[Node](), [predicate]
-        while waiting:
-            each = waiting.pop()
-            if each in seen:
-                continue
-            seen.add(each)
-            shape = self.nodes.shapes[each]
-            if shape[:2] in (("atom", "act"), ("atom", "meet")):
-                if shape[2] == number or shape[2] not in self._in_front[number]:
-                    return False
-            elif shape[0] == "atom" and shape[1] not in ("parameter", "steady", "name"):
-                return False
-            waiting += self.nodes.arguments(each)
-        return True
 
     def equal_under(self, predicate: Node, one: Node, other: Node) -> bool:
         """Whether two nodes have one value wherever a predicate holds."""
@@ -403,6 +370,10 @@ class EqualEntries:
         found = self.equal(self.nodes.given(one, predicate), self.nodes.given(other, predicate))
         self._given = None
         return found
+
+    def _equal_where(self, predicate: Node, one: Node, other: Node) -> bool:
+        """Whether two nodes have one value, always or where a predicate holds."""
+        return self.equal(one, other) or self.equal_under(predicate, one, other)
 
     def _equal_also(self, predicate: Node, one: Node, other: Node) -> bool:
         """Whether two nodes have one value where one predicate more holds."""
@@ -470,6 +441,23 @@ class EqualEntries:
         for key in self._trail[mark:]:
             del self._known[key]
         del self._trail[mark:]
+
+    def _decided(self, one: Node, other: Node) -> bool:
+        """Whether the solver finds no values for which two nodes differ. What paths that meet give both counts as one."""
+        if self.nodes.widths[one] != self.nodes.widths[other] or not self._solver.decides(one, other):
+            return False
+        if self._questions == 0 or not self._both_sure(one, other):
+            return False
+        self._questions -= 1
+        mine, its = self._solver.leaves(one, other)
+        pairs = [
+            (each, leaf)
+            for each in sorted(mine & self.side.meets.keys())
+            for leaf in sorted(its & self.side.meets.keys())
+            if self.nodes.shapes[each][2] == self.nodes.shapes[leaf][2]
+        ]
+        alike = frozenset(pair for pair in pairs if self.equal(*pair))
+        return self._solver.same(one, other, self._given, alike)
 
     def _tried(self, one: Node, other: Node) -> bool:
         if self.nodes.widths[one] != self.nodes.widths[other] or self._trials == 0 or not self._both_sure(one, other):
@@ -601,7 +589,7 @@ class EqualEntries:
             return False
         # What holds now held on the paths that meet if it is made of what was there before.
         given = self._given
-        held = [each for each in self._conjuncts(given) if self._still(each, self.nodes.shapes[one][2])]
+        held = [each for each in self._conjuncts(given) if self._facts.still(each, self.nodes.shapes[one][2])]
         self._given = self.nodes.both(held) if held else None
         # Nobody comes by a branch that is never taken.
         came = [way is None or self.ranges.truth(way) != FALSE for way in self.side.ways[one]]

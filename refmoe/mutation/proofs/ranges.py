@@ -24,6 +24,8 @@ _PATIENCE, _ROUNDS = 3, 60
 _TYPE = re.compile(r"[subf](8|16|32|64)$")
 #: Exchanges whose result is a number that some lane offers, or the sum of what lanes offer.
 _GATHERED = re.compile(r"(?:shfl\.sync\.(?:bfly|idx|down|up)\.b32|redux\.sync\.(min|max|add)\.([su])32)$")
+#: Of these bit by bit.
+_JOINED = re.compile(r"redux\.sync\.(?:and|or)\.b32$")
 
 
 @dataclass
@@ -360,7 +362,7 @@ class Ranges:
             sides = [acts[place] for acts in self.side.acts[number] if place < len(acts)]
             if len(shape) < 5 or shape[4] != 0 or len(sides) < 2:
                 return values.anything(bits)
-            if _GATHERED.match(sides[0].opcode):
+            if _GATHERED.match(sides[0].opcode) or _JOINED.match(sides[0].opcode):
                 return self._gathered(sides, bits)
             held = self.loaded(sides[0])
             return held if held is not None and held.bits == bits else values.anything(bits)
@@ -387,10 +389,13 @@ class Ranges:
             offered = self._of(act.operands[0])
             if offered is None:
                 return None
-            match = _GATHERED.match(act.opcode)
+            match = _GATHERED.match(act.opcode) or _JOINED.match(act.opcode)
             if match is None or offered.bits != bits or self.side.nodes.word(act.guard) != 1:
                 return values.anything(bits)
-            if match[1] == "add":
+            if match.re is _JOINED:
+                # A bit that is the same in all words is that in what is made of them.
+                offered = values.known_bits(bits, offered.zeros, offered.ones)
+            elif match[1] == "add":
                 # Of a lane at least, and of a warp at most.
                 ends = [times * end for times in (1, WARP) for end in (offered.low, offered.high)]
                 offered = values.between(bits, min(ends), max(ends))
