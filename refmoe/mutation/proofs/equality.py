@@ -449,15 +449,22 @@ class EqualEntries:
         if self._questions == 0 or not self._both_sure(one, other):
             return False
         self._questions -= 1
-        mine, its = self._solver.leaves(one, other)
+        mine, its = self._solver.apart(one, other)
+        meets = self.side.meets
         pairs = [
-            (each, leaf)
-            for each in sorted(mine & self.side.meets.keys())
-            for leaf in sorted(its & self.side.meets.keys())
-            if self.nodes.shapes[each][2] == self.nodes.shapes[leaf][2]
+            (each, twin)
+            for each in sorted(mine & meets.keys())
+            for twin in sorted(its & meets.keys())
+            if self.nodes.shapes[each][2] == self.nodes.shapes[twin][2]
         ]
-        alike = frozenset(pair for pair in pairs if self.equal(*pair))
-        return self._solver.same(one, other, self._given, alike)
+        alike = {pair for pair in pairs if self.equal(*pair)}
+        # What has been found to be equal, always or here, is one value.
+        alike |= {
+            (each, twin)
+            for (each, twin, given, holds), found in self._known.items()
+            if found and each in mine and twin in its and given in (None, self._given) and holds <= self._holds
+        }
+        return self._solver.same(one, other, self._given, frozenset(alike))
 
     def _tried(self, one: Node, other: Node) -> bool:
         if self.nodes.widths[one] != self.nodes.widths[other] or self._trials == 0 or not self._both_sure(one, other):

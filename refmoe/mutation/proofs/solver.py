@@ -77,9 +77,9 @@ class WordSolver:
             self._asked[key] = question.same(one, other, given)
         return self._asked[key]
 
-    def leaves(self, one: Node, other: Node) -> tuple[set[Node], set[Node]]:
-        """Values that nothing is made of, of the first of two nodes alone, and of the second one alone."""
-        found = [{each for each in self._held([node]) if self.nodes.shapes[each][0] == "atom"} for node in (one, other)]
+    def apart(self, one: Node, other: Node) -> tuple[set[Node], set[Node]]:
+        """What the first of two nodes alone is made of, and what the second one is."""
+        found = [self._held([node]) - {node} for node in (one, other)]
         return found[0] - found[1], found[1] - found[0]
 
     def _held(self, roots: Sequence[Node]) -> set[Node]:
