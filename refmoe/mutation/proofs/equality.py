@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
+from refmoe.mutation.proofs.acts import UnusedParts
 from refmoe.mutation.proofs.conditions import Conditions
 from refmoe.mutation.proofs.domains import Domains
 from refmoe.mutation.proofs.facts import PathFacts
@@ -82,6 +83,10 @@ class EqualEntries:
     @cached_property
     def _solver(self) -> WordSolver:
         return WordSolver(self.nodes, self.ranges)
+
+    @cached_property
+    def _unused(self) -> UnusedParts:
+        return UnusedParts(self.side, self.ranges, self.equal)
 
     @cached_property
     def _lanes(self) -> LaneGroups:
@@ -162,6 +167,8 @@ class EqualEntries:
         if one.opcode != other.opcode:
             if self._same_in_lanes(number, one, other):
                 return True
+            if not self._differs and self._unused.same(number, one, other):
+                return True
             exchange = not self._differs and self._lanes.same_exchange(one, other, self.equal)
             return exchange or self._same_read(one, other)
         if self.equal_there(number, one.guard, other.guard):
@@ -172,6 +179,8 @@ class EqualEntries:
         if one.opcode.startswith("shfl."):
             same = not self._differs and self._lanes.same_exchange(one, other, self.equal)
             return same or self._same_in_lanes(number, one, other) or self._same_within_groups(number, one, other)
+        if not self._differs and self._unused.same(number, one, other):
+            return True
         return not self._differs and self._lanes.same_stores(number, one, other, self.equal, self._equal_where)
 
     def _same_place(self, one: Act, other: Act) -> bool:
@@ -656,7 +665,7 @@ def _same_kernel(sound: str, other: str) -> SameKernel | None:
     words: list[str] = []
     trials: list[Trial] = []
     for one, two in [*((one, two) for one, two in pairs if one != two), (modules[0].entry, modules[1].entry)]:
-        found = _same_text(one, two)
+        found = (_same_text if one is modules[0].entry else _same_function)(one, two)
         if found is None:
             return None
         words += [each for each in found[0] if each not in words]
@@ -682,6 +691,10 @@ def _same_text(sound: str, other: str) -> tuple[list[str], list[Trial]] | None:
     if not proof.holds():
         return None
     return [*words, *(["tried on every value of what differs"] if proof.trials else [])], proof.trials
+
+
+#: Entries have their functions in common.
+_same_function = lru_cache(maxsize=64)(_same_text)
 
 
 def _same_heads(sound: str, other: str) -> bool:

@@ -101,9 +101,7 @@ class LaneGroups:
                 return True
             return any(same(x) and equal_where(one.guard, a, x) and equal_where(other.guard, b, x) for x in (d, c))
 
-        return all(
-            map(alike, one.operands, other.operands, one.anywhere, other.anywhere)
-        )
+        return all(map(alike, one.operands, other.operands, one.anywhere, other.anywhere))
 
     def same_exchange(self, one: Act, other: Act, equal: Callable[[Node, Node], bool]) -> bool:
         """Whether an act of each entry is an exchange of a whole warp, and both give every lane the same.

@@ -179,7 +179,9 @@ class _Question:
             return z3.BoolVal(bool(shape[1]), self._context) if bits == 1 else self._integer(shape[1], bits)
         sources = nodes.arguments(node)
         # Below the last nodes of the question stand variables.
-        if shape[0] == "atom" or not all(self.alike.get(each, each) in self.held or each in self.held for each in sources):
+        if shape[0] == "atom" or not all(
+            self.alike.get(each, each) in self.held or each in self.held for each in sources
+        ):
             return self._variable(node)
         if shape[0] == "sum" and (bits != shape[1] or any(nodes.widths[each] != bits for each in sources)):
             return self._variable(node)
@@ -208,9 +210,7 @@ class _Question:
         return z3.Function(name, *sorts, result)(*terms)
 
 
-def meaning(
-    opcode: str, widths: Sequence[int], bits: int, words: Sequence[int | None]
-) -> Callable[..., Term] | None:
+def meaning(opcode: str, widths: Sequence[int], bits: int, words: Sequence[int | None]) -> Callable[..., Term] | None:
     """What an instruction makes of terms, as PTX defines it; None of one that is not known, or of other widths.
 
     Args:
