@@ -21,6 +21,7 @@ from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
 from refmoe.mutation.proofs.places import ArrayPlaces
 from refmoe.mutation.proofs.program import WARP, EntryCode, NoProof
 from refmoe.mutation.proofs.ranges import Ranges
+from refmoe.mutation.proofs.rounds import UnseenRounds
 from refmoe.mutation.proofs.solver import WordSolver
 from refmoe.mutation.proofs.trials import Trial, tried
 from refmoe.mutation.proofs.unread import without_unread
@@ -159,7 +160,11 @@ class EqualEntries:
         if one is None or other is None:
             return one == other
         truths = self.ranges.truth(one), self.ranges.truth(other)
-        return truths[0] == truths[1] != EITHER or self.equal_there(number, one, other)
+        if truths[0] == truths[1] != EITHER or self.equal_there(number, one, other):
+            return True
+        return not self._differs and UnseenRounds(self.side, self._facts, self._lanes, self._solver).unseen(
+            number, one, other
+        )
 
     def _same_act(self, number: int, one: Act, other: Act) -> bool:
         if len(one.operands) != len(other.operands):

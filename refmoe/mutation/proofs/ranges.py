@@ -359,7 +359,7 @@ class Ranges:
             return values.between(bits, known.least.get(number, 0), known.most.get(number, INT32_MAX), zeros)
         if kind == "act":
             number, place = int(str(shape[2])), int(str(shape[3]))
-            sides = [acts[place] for acts in self.side.acts[number] if place < len(acts)]
+            sides = [acts[place] for acts in self.side.acts.get(number, ()) if place < len(acts)]
             if len(shape) < 5 or shape[4] != 0 or len(sides) < 2:
                 return values.anything(bits)
             if _GATHERED.match(sides[0].opcode) or _JOINED.match(sides[0].opcode):
