@@ -12,6 +12,7 @@ from typing import Any
 
 from refmoe.mutation.proofs.acts import UnusedParts
 from refmoe.mutation.proofs.conditions import Conditions
+from refmoe.mutation.proofs.counters import Counters
 from refmoe.mutation.proofs.domains import Domains
 from refmoe.mutation.proofs.facts import PathFacts
 from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
@@ -84,6 +85,10 @@ class EqualEntries:
     @cached_property
     def _solver(self) -> WordSolver:
         return WordSolver(self.nodes, self.ranges)
+
+    @cached_property
+    def _counters(self) -> Counters:
+        return Counters(self.side, self.ranges, self._facts, self._solver)
 
     @cached_property
     def _unused(self) -> UnusedParts:
@@ -478,7 +483,11 @@ class EqualEntries:
             for (each, twin, given, holds), found in self._known.items()
             if found and each in mine and twin in its and given in (None, self._given) and holds <= self._holds
         }
-        return self._solver.same(one, other, self._given, frozenset(alike))
+        if self._solver.same(one, other, self._given, frozenset(alike)):
+            return True
+        given = [] if self._given is None else [self._given]
+        bounds = self._counters.about(self._solver.words_of(one, other, *given))
+        return bool(bounds) and self._solver.same(one, other, self.nodes.both([*given, *bounds]), frozenset(alike))
 
     def _tried(self, one: Node, other: Node) -> bool:
         if self.nodes.widths[one] != self.nodes.widths[other] or self._trials == 0 or not self._both_sure(one, other):

@@ -73,14 +73,25 @@ class WordSolver:
         """
         key = (one, other, given, alike)
         if key not in self._asked:
-            question = _Question(self, self._held([one, other, *([] if given is None else [given])]), dict(alike))
-            self._asked[key] = question.same(one, other, given)
+            known = self._conjuncts(given)
+            question = _Question(self, self._held([one, other, *known]), dict(alike))
+            self._asked[key] = question.same(one, other, known)
         return self._asked[key]
+
+    def words_of(self, *roots: Node) -> set[Node]:
+        """The nodes of a question that some nodes are in."""
+        return self._held(roots)
 
     def apart(self, one: Node, other: Node) -> tuple[set[Node], set[Node]]:
         """What the first of two nodes alone is made of, and what the second one is."""
         found = [self._held([node]) - {node} for node in (one, other)]
         return found[0] - found[1], found[1] - found[0]
+
+    def _conjuncts(self, given: Node | None) -> list[Node]:
+        if given is None:
+            return []
+        shape = self.nodes.shapes[given]
+        return list(shape[2:]) if shape[:2] == ("op", "and.pred") else [given]
 
     def _held(self, roots: Sequence[Node]) -> set[Node]:
         """The nodes of a question: those nearest to its roots."""
@@ -129,15 +140,14 @@ class _Question:
     def _context(self) -> Any:
         return _z3().Context()
 
-    def same(self, one: Node, other: Node, given: Node | None) -> bool:
-        """Whether no values tell one node from the other where a predicate holds."""
+    def same(self, one: Node, other: Node, given: Sequence[Node]) -> bool:
+        """Whether no values tell one node from the other where some predicates hold."""
         z3 = _z3()
         asked = z3.Solver(ctx=self._context)
         asked.set("rlimit", _STEPS)
         terms = self._term(one), self._term(other)
         asked.add(terms[0] != terms[1])
-        if given is not None:
-            asked.add(self._term(given))
+        asked.add(*map(self._term, given))
         asked.add(*self._facts)
         return bool(asked.check() == z3.unsat)
 
