@@ -50,7 +50,7 @@ class UnusedParts:
         return _OF_BYTES.match(one.opcode) is not None and self._same_descriptors(one, other)
 
     def _same_descriptors(self, one: Act, other: Act) -> bool:
-        """Whether operands that differ are descriptors of swizzled matrices, and differ in the leading distance alone."""
+        """Whether what differs is descriptors of swizzled matrices, in their leading distance alone."""
         nodes = self.side.nodes
         places = [place for place, each in enumerate(one.spelled) if not each.startswith("{")]
         # Behind the sums come the descriptors of both matrices.

@@ -110,11 +110,13 @@ class Counters:
         yield CounterBound(counter)
         place = nodes.shapes[counter][2]
         for flag in sorted(self.side.meets):
-            truth = self.ranges.of(flag) if nodes.widths[flag] > 1 else None
-            if nodes.shapes[flag][2] == place and flag != counter:
-                if truth is not None and truth.low == 0 and truth.high == 1:
-                    yield CounterBound(counter, flag)
-                    yield CounterBound(counter, flag, zero=False)
+            if flag != counter and nodes.shapes[flag][2] == place and self._is_flag(flag):
+                yield CounterBound(counter, flag)
+                yield CounterBound(counter, flag, zero=False)
+
+    def _is_flag(self, node: Node) -> bool:
+        word = self.ranges.of(node) if self.side.nodes.widths[node] > 1 else None
+        return word is not None and (word.low, word.high) == (0, 1)
 
     def _said(self, statement: CounterBound, counter: Node, flag: Node | None) -> Node:
         """A statement as a predicate, on other nodes in the place of those that it is on."""

@@ -17,6 +17,7 @@ from refmoe.mutation.proofs.domains import Domains
 from refmoe.mutation.proofs.facts import PathFacts
 from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
 from refmoe.mutation.proofs.functions import CalledModule
+from refmoe.mutation.proofs.heads import same_heads
 from refmoe.mutation.proofs.lanes import LaneGroups
 from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
 from refmoe.mutation.proofs.places import ArrayPlaces
@@ -28,12 +29,6 @@ from refmoe.mutation.proofs.trials import Trial, tried
 from refmoe.mutation.proofs.unread import without_unread
 from refmoe.mutation.proofs.values import EITHER, FALSE, TRUE
 
-#: What tells the assembler how to use registers, and nothing of what is computed.
-_HINTS = re.compile(r"^\.(?:minnctapersm|maxnctapersm|pragma)\b[^\n]*\n", re.MULTILINE)
-_THREADS = re.compile(r"^\.maxntid\s+(\d+)[^\n]*\n", re.MULTILINE)
-_REGISTERS = re.compile(r"^\s*\.reg\b[^\n]*\n", re.MULTILINE)
-_SHARED = re.compile(r"^\s*\.(?:shared|const|global)\b[^\n]*\n", re.MULTILINE)
-_LOCAL = re.compile(r"^\s*(\.local\b[^\n]*)\[(\d+)\];\n", re.MULTILINE)
 _NUMBER_LOAD = re.compile(r"ld\.global(?:\.nc)?\.[us]64$")
 #: Pairs of expressions of a proof that are tried on all values.
 _TRIALS = 4000
@@ -462,7 +457,7 @@ class EqualEntries:
         del self._trail[mark:]
 
     def _decided(self, one: Node, other: Node) -> bool:
-        """Whether the solver finds no values for which two nodes differ. What paths that meet give both counts as one."""
+        """Whether the solver finds no values for which two nodes differ."""
         if self.nodes.widths[one] != self.nodes.widths[other] or not self._solver.decides(one, other):
             return False
         if self._questions == 0 or not self._both_sure(one, other):
@@ -519,7 +514,7 @@ class EqualEntries:
         heads = [shape[: len(shape) - len(mine)] for shape in shapes]
         if len(mine) != len(its):
             return False
-        if heads[0] != heads[1] and not (kind == "op" and self._without_sign(one) == self._without_sign(other)):
+        if heads[0] != heads[1] and not (kind == "op" and self._opcode(one) == self._opcode(other)):
             return False
         opcode = str(shapes[0][1])
         in_any_order = opcode.partition(".")[0] in EITHER_WAY and not opcode.endswith(".f64")
@@ -543,25 +538,8 @@ class EqualEntries:
                 return False
         return True
 
-    def _without_sign(self, node: Node) -> str:
-        """The opcode of a node, that on unsigned numbers where no operand is negative."""
-        opcode = str(self.nodes.shapes[node][1])
-        parts, sources = opcode.split("."), self.nodes.arguments(node)
-        if not (kind := re.fullmatch(r"s(8|16|32|64)", parts[-1])):
-            return opcode
-        width = int(kind[1])
-        compares = parts[0] == "setp" and all(self.ranges.never_negative(each, width, self._given) for each in sources)
-        if compares or self._same_without(parts, width, sources):
-            parts[-1] = f"u{width}"
-        return ".".join(parts)
-
-    def _same_without(self, parts: list[str], width: int, sources: tuple[Node, ...]) -> bool:
-        never = [self.ranges.never_negative(each, width, self._given) for each in sources]
-        if parts[0] in ("min", "max", "div", "rem") and len(parts) == 2:
-            return all(never)
-        if parts[0] == "shr" or (parts[0] == "cvt" and len(parts) == 3):
-            return never[0]
-        return parts[0] in ("mul", "mad") and parts[1] == "wide" and never[0] and never[1]
+    def _opcode(self, node: Node) -> str:
+        return self.ranges.without_sign(node, self._given)
 
     def _in_any_order(self, mine: tuple[Node, ...], its: tuple[Node, ...]) -> bool:
         opcode_pairs = [(mine[0], mine[1]), (mine[1], mine[0])] if len(mine) > 1 else []
@@ -688,7 +666,7 @@ def _same_kernel(sound: str, other: str) -> SameKernel | None:
 
 
 def _same_text(sound: str, other: str) -> tuple[list[str], list[Trial]] | None:
-    if not _same_heads(sound, other):
+    if not same_heads(sound, other):
         return None
     words = []
     if _EARLY in sound and _EARLY not in other:
@@ -709,14 +687,3 @@ def _same_text(sound: str, other: str) -> tuple[list[str], list[Trial]] | None:
 
 #: Entries have their functions in common.
 _same_function = lru_cache(maxsize=64)(_same_text)
-
-
-def _same_heads(sound: str, other: str) -> bool:
-    """Whether all but instructions and registers is the same, up to hints; what was allowed to launch still is."""
-    threads = [int(match[1]) if (match := _THREADS.search(text)) else 0 for text in (sound, other)]
-    heads = [_THREADS.sub("", _HINTS.sub("", text[: text.index("\n{") + 1])) for text in (sound, other)]
-    memory = [sorted(_SHARED.findall(text[text.index("\n{") :])) for text in (sound, other)]
-    # What a thread has for itself may be more.
-    local = [{match[1]: int(match[2]) for match in _LOCAL.finditer(text)} for text in (sound, other)]
-    room = local[0].keys() == local[1].keys() and all(local[1][name] >= size for name, size in local[0].items())
-    return heads[0] == heads[1] and memory[0] == memory[1] and threads[1] >= threads[0] and room

@@ -79,6 +79,26 @@ class Ranges:
         found = self._under(node, given) or values.anything(self.side.nodes.widths[node])
         return (found if found.bits == bits else values.resized(found, bits, signed=False)).unsigned
 
+    def without_sign(self, node: Node, given: Node | None = None) -> str:
+        """The opcode of a node, that on unsigned numbers where a predicate holds and no operand is negative."""
+        opcode = str(self.side.nodes.shapes[node][1])
+        parts, sources = opcode.split("."), self.side.nodes.arguments(node)
+        if not (kind := re.fullmatch(r"s(8|16|32|64)", parts[-1])):
+            return opcode
+        width = int(kind[1])
+        compares = parts[0] == "setp" and all(self.never_negative(each, width, given) for each in sources)
+        if compares or self._same_without(parts, width, sources, given):
+            parts[-1] = f"u{width}"
+        return ".".join(parts)
+
+    def _same_without(self, parts: list[str], width: int, sources: tuple[Node, ...], given: Node | None) -> bool:
+        never = [self.never_negative(each, width, given) for each in sources]
+        if parts[0] in ("min", "max", "div", "rem") and len(parts) == 2:
+            return all(never)
+        if parts[0] == "shr" or (parts[0] == "cvt" and len(parts) == 3):
+            return never[0]
+        return parts[0] in ("mul", "mad") and parts[1] == "wide" and never[0] and never[1]
+
     def loaded(self, act: Act) -> KnownWord | None:
         """What a load of one number of an array gives, as far as host code says what the array holds."""
         match = re.match(r"ld\.global(?:\.nc)?\.[us](32|64)$", act.opcode)

@@ -1,8 +1,8 @@
 """Branches on which two entries part, where nothing that the other one goes on to do is seen.
 
 Where the sound entry ends and the other one goes on, this one is walked to its end. What is known there is that they
-part. Every branch on the way has to be decided by it, so that there is one way. No act may happen on it but exchanges of
-a whole warp and waiting for launches: the guards of all others fail.
+part. It has to decide every branch on the way, so that there is one way. On it no act may happen but exchanges of a
+whole warp and waiting for launches: the guards of all others fail.
 
 An exchange waits for the lanes of its warp that have not ended. So all lanes of the warp have to leave the sound entry
 at the same time: its predicate does not depend on the lane. Then each of them ends, or is on the same way.
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from refmoe.mutation.proofs.facts import PathFacts
-from refmoe.mutation.proofs.flow import Act, Registers, SideBySide
+from refmoe.mutation.proofs.flow import Act, SideBySide
 from refmoe.mutation.proofs.lanes import LaneGroups
 from refmoe.mutation.proofs.nodes import Node
 from refmoe.mutation.proofs.solver import WordSolver
@@ -115,9 +115,8 @@ class UnseenRounds:
             yield from walk.walked(1, place, registers)
             onward = self.side.sides[1].held[path].onward
             predicate = walk.branches[place][1]
-            if predicate is None or onward[0] == onward[-1]:
-                path = onward[0]
-            elif self._never([given, nodes.negated(predicate)]):
+            one_way = predicate is None or onward[0] == onward[-1]
+            if predicate is None or one_way or self._never([given, nodes.negated(predicate)]):
                 path = onward[0]
             elif self._never([given, predicate]):
                 path = onward[1]

@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from types import MappingProxyType
 from typing import Any
 
 from refmoe.mutation.proofs import values
@@ -28,9 +27,9 @@ _STEPS = 2_000_000
 #: Nodes of a question; what is below them counts as any word.
 _MOST_NODES = 250
 _TYPE = re.compile(r"([subf])(8|16|32|64)$")
-_CHOSEN = MappingProxyType({"min": True, "max": False})
 
 Term = Any
+_Meaning = Callable[..., Term]
 
 
 @cache
@@ -97,7 +96,7 @@ class WordSolver:
         """The nodes of a question: those nearest to its roots."""
         found, waiting = set[Node](), list(roots)
         while waiting and len(found) < _MOST_NODES:
-            behind = []
+            behind: list[Node] = []
             for each in waiting:
                 if each not in found:
                     found.add(each)
@@ -110,7 +109,7 @@ class WordSolver:
         shape = self.nodes.shapes[node]
         return shape[0] in ("low", "pair") or (shape[0] == "op" and self.meaning(node) is None)
 
-    def meaning(self, node: Node) -> Callable[..., Term] | None:
+    def meaning(self, node: Node) -> _Meaning | None:
         """What an instruction makes of the terms of its operands; None of one that is not known."""
         shape, nodes = self.nodes.shapes[node], self.nodes
         if shape[0] != "op" or _z3() is None:
@@ -165,14 +164,15 @@ class _Question:
     def _tell(self, term: Term, word: values.KnownWord) -> None:
         """What intervals and bits tell of a word."""
         z3, full = _z3(), values.anything(word.bits)
-        for known, fact in (
-            (word.low > full.low, lambda: term >= self._integer(word.low, word.bits)),
-            (word.high < full.high, lambda: term <= self._integer(word.high, word.bits)),
-            (word.zeros, lambda: term & self._integer(word.zeros, word.bits) == self._integer(0, word.bits)),
-            (word.ones, lambda: ~term & self._integer(word.ones, word.bits) == self._integer(0, word.bits)),
-        ):
-            if known and not z3.is_bv_value(term):
-                self._facts.append(fact())
+        if z3.is_bv_value(term):
+            return
+        if word.low > full.low:
+            self._facts.append(term >= self._integer(word.low, word.bits))
+        if word.high < full.high:
+            self._facts.append(term <= self._integer(word.high, word.bits))
+        for mask, bits in ((word.zeros, term), (word.ones, ~term)):
+            if mask:
+                self._facts.append(bits & self._integer(mask, word.bits) == self._integer(0, word.bits))
 
     def _integer(self, word: int, bits: int) -> Term:
         return _z3().BitVecVal(word, bits, self._context)
@@ -220,7 +220,7 @@ class _Question:
         return z3.Function(name, *sorts, result)(*terms)
 
 
-def meaning(opcode: str, widths: Sequence[int], bits: int, words: Sequence[int | None]) -> Callable[..., Term] | None:
+def meaning(opcode: str, widths: Sequence[int], bits: int, words: Sequence[int | None]) -> _Meaning | None:
     """What an instruction makes of terms, as PTX defines it; None of one that is not known, or of other widths.
 
     Args:
@@ -253,29 +253,27 @@ def meaning(opcode: str, widths: Sequence[int], bits: int, words: Sequence[int |
     return _plain(parts, words, signed=signed)
 
 
-def _plain(parts: Sequence[str], words: Sequence[int | None], *, signed: bool) -> Callable[..., Term] | None:
+def _plain(parts: Sequence[str], words: Sequence[int | None], *, signed: bool) -> _Meaning | None:
     """Instructions whose result is as wide as their operands."""
     z3, name = _z3(), parts[0]
-    made: Callable[..., Term] | None = None
-    if len(parts) == 2 and name in ("and", "or", "xor", "not"):
-        made = {
-            "and": lambda one, other: one & other,
-            "or": lambda one, other: one | other,
-            "xor": lambda one, other: one ^ other,
-            "not": lambda one: ~one,
-        }[name]
-    elif len(parts) == 2 and name in _CHOSEN:
-        less = (lambda one, other: one < other) if signed else (lambda one, other: z3.ULT(one, other))
-        first = _CHOSEN[name]
-        made = lambda one, other: z3.If(less(one, other) == first, one, other)  # noqa: E731
-    elif len(parts) == 3 and name == "mul" and parts[1] == "lo":
-        made = lambda one, other: one * other  # noqa: E731
-    elif len(parts) == 2 and name in ("div", "rem") and not signed and words[1]:
-        made = (lambda one, other: z3.UDiv(one, other)) if name == "div" else (lambda one, other: z3.URem(one, other))
-    return made
+    less: _Meaning = (lambda one, other: one < other) if signed else z3.ULT
+    known: dict[str, _Meaning] = {
+        "and": lambda one, other: one & other,
+        "or": lambda one, other: one | other,
+        "xor": lambda one, other: one ^ other,
+        "not": lambda one: ~one,
+        "min": lambda one, other: z3.If(less(one, other), one, other),
+        "max": lambda one, other: z3.If(less(one, other), other, one),
+    }
+    if len(parts) == 3 and name == "mul" and parts[1] == "lo":
+        return lambda one, other: one * other
+    if len(parts) == 2 and name in ("div", "rem") and not signed and words[1]:
+        divided: _Meaning = z3.UDiv if name == "div" else z3.URem
+        return divided
+    return known.get(name) if len(parts) == 2 else None
 
 
-def _comparison(relation: str, *, signed: bool) -> Callable[..., Term] | None:
+def _comparison(relation: str, *, signed: bool) -> _Meaning | None:
     z3 = _z3()
     if relation == "eq":
         return lambda one, other: one == other
@@ -284,7 +282,7 @@ def _comparison(relation: str, *, signed: bool) -> Callable[..., Term] | None:
     return (lambda one, other: one < other) if signed else (lambda one, other: z3.ULT(one, other))
 
 
-def _shift(name: str, width: int, *, signed: bool) -> Callable[..., Term]:
+def _shift(name: str, width: int, *, signed: bool) -> _Meaning:
     """An amount has 32 bits; past the width it counts as the width."""
     z3 = _z3()
 
@@ -298,7 +296,7 @@ def _shift(name: str, width: int, *, signed: bool) -> Callable[..., Term]:
     return made
 
 
-def _wide(width: int, *, signed: bool) -> Callable[..., Term]:
+def _wide(width: int, *, signed: bool) -> _Meaning:
     z3 = _z3()
     longer = z3.SignExt if signed else z3.ZeroExt
 
@@ -309,7 +307,7 @@ def _wide(width: int, *, signed: bool) -> Callable[..., Term]:
     return made
 
 
-def _conversion(parts: Sequence[str], held: int, bits: int) -> Callable[..., Term] | None:
+def _conversion(parts: Sequence[str], held: int, bits: int) -> _Meaning | None:
     """Of integers without saturation: what is read is cut from its register, what is made fills its register."""
     z3 = _z3()
     kinds = [_TYPE.match(each) for each in parts[1:]]
