@@ -32,8 +32,8 @@ from refmoe.mutation.proofs.values import EITHER, FALSE, TRUE
 _NUMBER_LOAD = re.compile(r"ld\.global(?:\.nc)?\.[us]64$")
 #: Pairs of expressions of a proof that are tried on all values.
 _TRIALS = 4000
-#: Questions of a proof to the solver.
-_QUESTIONS = 400
+#: Questions of a proof that the solver may leave open.
+_QUESTIONS = 100
 #: Rounds in which more is found to be the same in some lanes alone.
 _ROUNDS = 12
 #: Of these the order and the brackets say nothing, nor how often an operand occurs.
@@ -462,7 +462,6 @@ class EqualEntries:
             return False
         if self._questions == 0 or not self._both_sure(one, other):
             return False
-        self._questions -= 1
         mine, its = self._solver.apart(one, other)
         meets = self.side.meets
         pairs = [
@@ -478,11 +477,12 @@ class EqualEntries:
             for (each, twin, given, holds), found in self._known.items()
             if found and each in mine and twin in its and given in (None, self._given) and holds <= self._holds
         }
-        if self._solver.same(one, other, self._given, frozenset(alike)):
-            return True
         given = [] if self._given is None else [self._given]
-        bounds = self._counters.about(self._solver.words_of(one, other, *given))
-        return bool(bounds) and self._solver.same(one, other, self.nodes.both([*given, *bounds]), frozenset(alike))
+        found = self._solver.same(one, other, self._given, frozenset(alike))
+        if not found and (bounds := self._counters.about(self._solver.words_of(one, other, *given))):
+            found = self._solver.same(one, other, self.nodes.both([*given, *bounds]), frozenset(alike))
+        self._questions -= not found
+        return found
 
     def _tried(self, one: Node, other: Node) -> bool:
         if self.nodes.widths[one] != self.nodes.widths[other] or self._trials == 0 or not self._both_sure(one, other):

@@ -23,7 +23,7 @@ from refmoe.mutation.proofs.nodes import Node, Nodes
 from refmoe.mutation.proofs.ranges import Ranges
 
 #: Steps of the solver for one question.
-_STEPS = 2_000_000
+_STEPS = 1_000_000
 #: Nodes of a question; what is below them counts as any word.
 _MOST_NODES = 250
 _TYPE = re.compile(r"([subf])(8|16|32|64)$")
