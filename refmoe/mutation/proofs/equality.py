@@ -177,9 +177,11 @@ class EqualEntries:
             exchange = not self._differs and self._lanes.same_exchange(one, other, self.equal)
             return exchange or self._same_read(one, other)
         if self.equal_there(number, one.guard, other.guard):
-            pairs = zip(self._taken(one), self._taken(other), strict=True)
-            alike = [self.equal_there(number, *pair, one.guard) for pair in pairs]
-            if all(alike) or (all(alike[1:]) and self._same_place(one, other)):
+            pairs = list(zip(self._taken(one), self._taken(other), strict=True))
+            # A place within an array is soon compared, and a solver is not asked for it.
+            if pairs and pairs[0][0] != pairs[0][1] and self._same_place(one, other):
+                pairs = pairs[1:]
+            if all(self.equal_there(number, *pair, one.guard) for pair in pairs):
                 return True
         if one.opcode.startswith("shfl."):
             same = not self._differs and self._lanes.same_exchange(one, other, self.equal)
