@@ -116,6 +116,10 @@ $(VENV)/.cute: $(VENV)/.core
 	$(INSTALL) --editable '.[cute]'
 	touch $@
 
+$(VENV)/.prover: $(VENV)/.core
+	$(INSTALL) --editable '.[prover]'
+	touch $@
+
 $(VENV)/.lint: $(VENV)/.core
 	$(INSTALL) --editable '.[lint]'
 	touch $@
@@ -133,7 +137,7 @@ setup: $(VENV)/.setup
 # One call of pip for all of the above.
 $(VENV)/.setup: $(VENV)/.core
 	$(INSTALL) $(TORCH) --editable '.[oracles,test,cutlass,cute,lint,notebooks]'
-	touch $(foreach extra,test cutlass cute lint notebooks setup,$(VENV)/.$(extra))
+	touch $(foreach extra,test prover cutlass cute lint notebooks setup,$(VENV)/.$(extra))
 
 $(VENV)/bin/python: $(VENV)/.core
 
@@ -181,7 +185,7 @@ exhaustive: $(VENV)/.core
 mutants: $(VENV)/.core
 	$(BIN)/refmoe parity --jobs $(JOBS) --mutants --share $(SHARE) --report $(MUTANTS_REPORT)
 
-mutate: $(VENV)/.core
+mutate: $(VENV)/.prover
 	$(BIN)/refmoe mutate $(MUTATE) --jobs $(JOBS) --report $(MUTATE_REPORT)
 
 explained: $(VENV)/.test

@@ -230,3 +230,38 @@ def test_an_offset_is_all_in_its_lower_half(
     assert (same_kernel(one, other) is not None) is (proven and apart)
     assert same_kernel(one, text.replace("WIDE", "ld.global.u16")) is None
     assert same_kernel(other, one) is None
+
+
+#: A warp's number as the compiler writes it, of the lane that stores, and of any lane.
+WARPS = ("mov.u32 %r7, %tid.x", "and.b32 %r9, %r7, 31", "redux.sync.max.u32 %r1, %r7, -1")
+
+
+def of_warps(guard: str, place: str, word: str = "%r1") -> str:
+    ends = ("cvt.u64.u32 %rd3, %r8", "add.s64 %rd5, %rd2, %rd3", f"@%p1 st.global.u32 [%rd5], {word}")
+    return small(*WARPS, f"setp.{guard}.s32 %p1, %r9, 0", *(each.strip() for each in place.split(";")), *ends)
+
+
+def test_another_lane_may_write_its_place_in_another_way() -> None:
+    """Where the first lane stores, its number over eight is that of its warp times four."""
+    pytest.importorskip("z3")
+    sound, any_lane = of_warps("eq", "shr.u32 %r8, %r7, 3"), "shr.u32 %r8, %r7, 3; and.b32 %r8, %r8, 124"
+    assert result(sound, 5) == result(of_warps("ne", any_lane), 5)
+    assert same_kernel(sound, of_warps("ne", any_lane)) is not None
+    assert same_kernel(of_warps("ne", any_lane), sound) is not None
+    assert same_kernel(sound, of_warps("ne", any_lane.replace("124", "120"))) is None
+    assert same_kernel(sound, of_warps("ne", any_lane, "%r7")) is None
+    assert same_kernel(of_warps("eq", "shr.u32 %r8, %r7, 3", "%r7"), of_warps("ne", any_lane, "%r7")) is None
+    assert same_kernel(sound, of_warps("ne", any_lane.replace("124", "127"))) is None
+
+
+@pytest.mark.parametrize(("opcode", "mask", "proven"), [
+    ("or", 65535, True), ("and", 65535, True), ("or", 65534, False), ("and", 65534, False), ("or", 131071, False),
+])  # fmt: skip
+def test_bits_that_no_lane_offers_are_in_no_union(opcode: str, mask: int, proven: bool) -> None:
+    def text(*cut: str) -> str:
+        union = f"redux.sync.{opcode}.b32 %r1, %r1, -1"
+        lines = (f"and.b32 %r1, %r1, {mask}", "or.b32 %r1, %r1, 1", union, *cut, "st.global.u32 [%rd5], %r1")
+        return small(*HEAD, *lines)
+
+    changed = "and.b32 %r1, %r1, 65535" if mask != 65534 else "and.b32 %r1, %r1, 65533"
+    assert (same_kernel(text(), text(changed)) is not None) is proven

@@ -93,7 +93,8 @@ BOUNDS: Mapping[str, HostBounds] = MappingProxyType(
             sizes={3: _SCALES, 5: _SCALES},
         ),
         "refmoe_deepseek_activation_": HostBounds({8: _PIECES}, multiples={8: 8}, apart=True),
-        "refmoe_q8_1_quantize_": HostBounds({}, multiples={4: 8}, apart=True),
+        # Quads of a matrix of 2^31 - 1 elements at most (`quantize_q8_1`; a layer's are fewer), a CTA for each 256.
+        "refmoe_q8_1_quantize_": HostBounds({4: 1 << 29}, 1 << 21, multiples={4: 8}, apart=True),
         # Quads of a row; and rows of choices, -1 of those of other ranks.
         "refmoe_finalize_q8_1_": HostBounds(
             {11: (1 << 29) - 8}, multiples={11: 8}, holds={1: _PLACES}, apart=True, tiles={8: 1, 11: 128}

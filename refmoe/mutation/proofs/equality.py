@@ -7,31 +7,33 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
+from refmoe.mutation.proofs.acts import UnusedParts
 from refmoe.mutation.proofs.conditions import Conditions
+from refmoe.mutation.proofs.counters import Counters
 from refmoe.mutation.proofs.domains import Domains
+from refmoe.mutation.proofs.facts import PathFacts
 from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
 from refmoe.mutation.proofs.functions import CalledModule
+from refmoe.mutation.proofs.heads import same_heads
 from refmoe.mutation.proofs.lanes import LaneGroups
 from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
 from refmoe.mutation.proofs.places import ArrayPlaces
 from refmoe.mutation.proofs.program import WARP, EntryCode, NoProof
 from refmoe.mutation.proofs.ranges import Ranges
+from refmoe.mutation.proofs.rounds import UnseenRounds
+from refmoe.mutation.proofs.solver import WordSolver
 from refmoe.mutation.proofs.trials import Trial, tried
 from refmoe.mutation.proofs.unread import without_unread
 from refmoe.mutation.proofs.values import EITHER, FALSE, TRUE
 
-#: What tells the assembler how to use registers, and nothing of what is computed.
-_HINTS = re.compile(r"^\.(?:minnctapersm|maxnctapersm|pragma)\b[^\n]*\n", re.MULTILINE)
-_THREADS = re.compile(r"^\.maxntid\s+(\d+)[^\n]*\n", re.MULTILINE)
-_REGISTERS = re.compile(r"^\s*\.reg\b[^\n]*\n", re.MULTILINE)
-_SHARED = re.compile(r"^\s*\.(?:shared|const|global)\b[^\n]*\n", re.MULTILINE)
-_LOCAL = re.compile(r"^\s*(\.local\b[^\n]*)\[(\d+)\];\n", re.MULTILINE)
 _NUMBER_LOAD = re.compile(r"ld\.global(?:\.nc)?\.[us]64$")
 #: Pairs of expressions of a proof that are tried on all values.
 _TRIALS = 4000
+#: Questions of a proof that the solver may leave open.
+_QUESTIONS = 100
 #: Rounds in which more is found to be the same in some lanes alone.
 _ROUNDS = 12
 #: Of these the order and the brackets say nothing, nor how often an operand occurs.
@@ -67,9 +69,25 @@ class EqualEntries:
     _partly: dict[Node, Node] = field(default_factory=dict)  # what exchanges give, and where it is the same in both
     _in_lanes: dict[Node, frozenset[int]] = field(default_factory=dict)  # the same, and in which lanes it is the same
     _sound: dict[tuple[Node, frozenset[Node]], bool] = field(default_factory=dict)
-    _facts: dict[int, list[Node]] = field(default_factory=dict)
     _taken_for: dict[Node, Node] = field(default_factory=dict)
     _trials: int = _TRIALS
+    _questions: int = _QUESTIONS
+
+    @cached_property
+    def _facts(self) -> PathFacts:
+        return PathFacts(self.side)
+
+    @cached_property
+    def _solver(self) -> WordSolver:
+        return WordSolver(self.nodes, self.ranges)
+
+    @cached_property
+    def _counters(self) -> Counters:
+        return Counters(self.side, self.ranges, self._facts, self._solver)
+
+    @cached_property
+    def _unused(self) -> UnusedParts:
+        return UnusedParts(self.side, self.ranges, self.equal)
 
     @cached_property
     def _lanes(self) -> LaneGroups:
@@ -142,7 +160,11 @@ class EqualEntries:
         if one is None or other is None:
             return one == other
         truths = self.ranges.truth(one), self.ranges.truth(other)
-        return truths[0] == truths[1] != EITHER or self.equal_there(number, one, other)
+        if truths[0] == truths[1] != EITHER or self.equal_there(number, one, other):
+            return True
+        return not self._differs and UnseenRounds(self.side, self._facts, self._lanes, self._solver).unseen(
+            number, one, other
+        )
 
     def _same_act(self, number: int, one: Act, other: Act) -> bool:
         if len(one.operands) != len(other.operands):
@@ -150,17 +172,23 @@ class EqualEntries:
         if one.opcode != other.opcode:
             if self._same_in_lanes(number, one, other):
                 return True
+            if not self._differs and self._unused.same(number, one, other):
+                return True
             exchange = not self._differs and self._lanes.same_exchange(one, other, self.equal)
             return exchange or self._same_read(one, other)
         if self.equal_there(number, one.guard, other.guard):
-            pairs = zip(self._taken(one), self._taken(other), strict=True)
-            alike = [self.equal_there(number, *pair, one.guard) for pair in pairs]
-            if all(alike) or (all(alike[1:]) and self._same_place(one, other)):
+            pairs = list(zip(self._taken(one), self._taken(other), strict=True))
+            # A place within an array is soon compared, and a solver is not asked for it.
+            if pairs and pairs[0][0] != pairs[0][1] and self._same_place(one, other):
+                pairs = pairs[1:]
+            if all(self.equal_there(number, *pair, one.guard) for pair in pairs):
                 return True
         if one.opcode.startswith("shfl."):
             same = not self._differs and self._lanes.same_exchange(one, other, self.equal)
             return same or self._same_in_lanes(number, one, other) or self._same_within_groups(number, one, other)
-        return not self._differs and self._lanes.same_stores(number, one, other, self.equal)
+        if not self._differs and self._unused.same(number, one, other):
+            return True
+        return not self._differs and self._lanes.same_stores(number, one, other, self.equal, self._equal_where)
 
     def _same_place(self, one: Act, other: Act) -> bool:
         """Whether the other entry's act is at the place of the sound one, which lies within its array."""
@@ -286,7 +314,7 @@ class EqualEntries:
         if node in self._in_lanes:
             return self._lanes.may_hold(holds) <= self._in_lanes[node]
         if node in self.side.meets:
-            still = frozenset(each for each in holds if self._still(each, shape[2]))
+            still = frozenset(each for each in holds if self._facts.still(each, shape[2]))
             return all(self._sure(each, still) for each in self.side.meets[node])
         if shape[0] == "sel":
             ways = ((shape[2], shape[1]), (shape[3], nodes.negated(shape[1])))
@@ -332,6 +360,9 @@ class EqualEntries:
             found = self._congruent(one, other)
             if not found:
                 self._forget(mark)
+                found = self._decided(one, other)
+            if not found:
+                self._forget(mark)
                 found = self._tried(one, other)
             self._assumed.discard(key)
             # What is not equal even if more is taken for granted is not equal.
@@ -342,56 +373,8 @@ class EqualEntries:
 
     def equal_there(self, number: int, one: Node, other: Node, guard: Node | None = None) -> bool:
         """Whether two nodes have one value on a path, where a guard holds."""
-        where = self.nodes.both([*self.facts(number), *([] if guard is None else [guard])])
+        where = self.nodes.both([*self._facts.of(number), *([] if guard is None else [guard])])
         return self.equal(one, other) or self.equal_under(where, one, other)
-
-    def facts(self, number: int) -> list[Node]:
-        """Predicates that hold on a path: of branches that have led there, or to a path in front of it."""
-        if number not in self._facts:
-            found = []
-            for each in sorted(self._in_front[number]):
-                befores = self.side.before[each]
-                path = self.side.sides[0].held[self.side.pairs[each][0]] if each else None
-                if path is None or len(befores) != 1:
-                    continue
-                onward = self.side.sides[0].held[self.side.pairs[befores[0]][0]].onward
-                one, other = self.side.branches[befores[0]]
-                if one is not None and one == other and onward[0] != onward[-1]:
-                    found.append(one if onward[0] == self.side.pairs[each][0] else self.nodes.negated(one))
-            self._facts[number] = found
-        return self._facts[number]
-
-    @cached_property
-    def _in_front(self) -> list[set[int]]:
-        """By path, those that every way to it goes over, itself included."""
-        everything = set(range(len(self.side.pairs)))
-        found = [{0}, *(set(everything) for _ in everything - {0})]
-        changed = True
-        while changed:
-            changed = False
-            for number in sorted(everything - {0}):
-                ways = [found[each] for each in self.side.before[number]]
-                now = set.intersection(*ways) | {number} if ways else {number}
-                if now != found[number]:
-                    found[number], changed = now, True
-        return found
-
-    def _still(self, predicate: Node, number: int) -> bool:
-        """Whether a predicate is what it was at the end of each path that leads to one: all of it was made before."""
-        seen, waiting = set[Node](), [predicate]
-        while waiting:
-            each = waiting.pop()
-            if each in seen:
-                continue
-            seen.add(each)
-            shape = self.nodes.shapes[each]
-            if shape[:2] in (("atom", "act"), ("atom", "meet")):
-                if shape[2] == number or shape[2] not in self._in_front[number]:
-                    return False
-            elif shape[0] == "atom" and shape[1] not in ("parameter", "steady", "name"):
-                return False
-            waiting += self.nodes.arguments(each)
-        return True
 
     def equal_under(self, predicate: Node, one: Node, other: Node) -> bool:
         """Whether two nodes have one value wherever a predicate holds."""
@@ -403,6 +386,10 @@ class EqualEntries:
         found = self.equal(self.nodes.given(one, predicate), self.nodes.given(other, predicate))
         self._given = None
         return found
+
+    def _equal_where(self, predicate: Node, one: Node, other: Node) -> bool:
+        """Whether two nodes have one value, always or where a predicate holds."""
+        return self.equal(one, other) or self.equal_under(predicate, one, other)
 
     def _equal_also(self, predicate: Node, one: Node, other: Node) -> bool:
         """Whether two nodes have one value where one predicate more holds."""
@@ -471,6 +458,34 @@ class EqualEntries:
             del self._known[key]
         del self._trail[mark:]
 
+    def _decided(self, one: Node, other: Node) -> bool:
+        """Whether the solver finds no values for which two nodes differ."""
+        if self.nodes.widths[one] != self.nodes.widths[other] or not self._solver.decides(one, other):
+            return False
+        if self._questions == 0 or not self._both_sure(one, other):
+            return False
+        mine, its = self._solver.apart(one, other)
+        meets = self.side.meets
+        pairs = [
+            (each, twin)
+            for each in sorted(mine & meets.keys())
+            for twin in sorted(its & meets.keys())
+            if self.nodes.shapes[each][2] == self.nodes.shapes[twin][2]
+        ]
+        alike = {pair for pair in pairs if self.equal(*pair)}
+        # What has been found to be equal, always or here, is one value.
+        alike |= {
+            (each, twin)
+            for (each, twin, given, holds), found in self._known.items()
+            if found and each in mine and twin in its and given in (None, self._given) and holds <= self._holds
+        }
+        given = [] if self._given is None else [self._given]
+        found = self._solver.same(one, other, self._given, frozenset(alike))
+        if not found and (bounds := self._counters.about(self._solver.words_of(one, other, *given))):
+            found = self._solver.same(one, other, self.nodes.both([*given, *bounds]), frozenset(alike))
+        self._questions -= not found
+        return found
+
     def _tried(self, one: Node, other: Node) -> bool:
         if self.nodes.widths[one] != self.nodes.widths[other] or self._trials == 0 or not self._both_sure(one, other):
             return False
@@ -501,7 +516,7 @@ class EqualEntries:
         heads = [shape[: len(shape) - len(mine)] for shape in shapes]
         if len(mine) != len(its):
             return False
-        if heads[0] != heads[1] and not (kind == "op" and self._without_sign(one) == self._without_sign(other)):
+        if heads[0] != heads[1] and not (kind == "op" and self._opcode(one) == self._opcode(other)):
             return False
         opcode = str(shapes[0][1])
         in_any_order = opcode.partition(".")[0] in EITHER_WAY and not opcode.endswith(".f64")
@@ -525,25 +540,8 @@ class EqualEntries:
                 return False
         return True
 
-    def _without_sign(self, node: Node) -> str:
-        """The opcode of a node, that on unsigned numbers where no operand is negative."""
-        opcode = str(self.nodes.shapes[node][1])
-        parts, sources = opcode.split("."), self.nodes.arguments(node)
-        if not (kind := re.fullmatch(r"s(8|16|32|64)", parts[-1])):
-            return opcode
-        width = int(kind[1])
-        compares = parts[0] == "setp" and all(self.ranges.never_negative(each, width, self._given) for each in sources)
-        if compares or self._same_without(parts, width, sources):
-            parts[-1] = f"u{width}"
-        return ".".join(parts)
-
-    def _same_without(self, parts: list[str], width: int, sources: tuple[Node, ...]) -> bool:
-        never = [self.ranges.never_negative(each, width, self._given) for each in sources]
-        if parts[0] in ("min", "max", "div", "rem") and len(parts) == 2:
-            return all(never)
-        if parts[0] == "shr" or (parts[0] == "cvt" and len(parts) == 3):
-            return never[0]
-        return parts[0] in ("mul", "mad") and parts[1] == "wide" and never[0] and never[1]
+    def _opcode(self, node: Node) -> str:
+        return self.ranges.without_sign(node, self._given)
 
     def _in_any_order(self, mine: tuple[Node, ...], its: tuple[Node, ...]) -> bool:
         opcode_pairs = [(mine[0], mine[1]), (mine[1], mine[0])] if len(mine) > 1 else []
@@ -601,7 +599,7 @@ class EqualEntries:
             return False
         # What holds now held on the paths that meet if it is made of what was there before.
         given = self._given
-        held = [each for each in self._conjuncts(given) if self._still(each, self.nodes.shapes[one][2])]
+        held = [each for each in self._conjuncts(given) if self._facts.still(each, self.nodes.shapes[one][2])]
         self._given = self.nodes.both(held) if held else None
         # Nobody comes by a branch that is never taken.
         came = [way is None or self.ranges.truth(way) != FALSE for way in self.side.ways[one]]
@@ -661,7 +659,7 @@ def _same_kernel(sound: str, other: str) -> SameKernel | None:
     words: list[str] = []
     trials: list[Trial] = []
     for one, two in [*((one, two) for one, two in pairs if one != two), (modules[0].entry, modules[1].entry)]:
-        found = _same_text(one, two)
+        found = (_same_text if one is modules[0].entry else _same_function)(one, two)
         if found is None:
             return None
         words += [each for each in found[0] if each not in words]
@@ -670,7 +668,7 @@ def _same_kernel(sound: str, other: str) -> SameKernel | None:
 
 
 def _same_text(sound: str, other: str) -> tuple[list[str], list[Trial]] | None:
-    if not _same_heads(sound, other):
+    if not same_heads(sound, other):
         return None
     words = []
     if _EARLY in sound and _EARLY not in other:
@@ -689,12 +687,5 @@ def _same_text(sound: str, other: str) -> tuple[list[str], list[Trial]] | None:
     return [*words, *(["tried on every value of what differs"] if proof.trials else [])], proof.trials
 
 
-def _same_heads(sound: str, other: str) -> bool:
-    """Whether all but instructions and registers is the same, up to hints; what was allowed to launch still is."""
-    threads = [int(match[1]) if (match := _THREADS.search(text)) else 0 for text in (sound, other)]
-    heads = [_THREADS.sub("", _HINTS.sub("", text[: text.index("\n{") + 1])) for text in (sound, other)]
-    memory = [sorted(_SHARED.findall(text[text.index("\n{") :])) for text in (sound, other)]
-    # What a thread has for itself may be more.
-    local = [{match[1]: int(match[2]) for match in _LOCAL.finditer(text)} for text in (sound, other)]
-    room = local[0].keys() == local[1].keys() and all(local[1][name] >= size for name, size in local[0].items())
-    return heads[0] == heads[1] and memory[0] == memory[1] and threads[1] >= threads[0] and room
+#: Entries have their functions in common.
+_same_function = lru_cache(maxsize=64)(_same_text)

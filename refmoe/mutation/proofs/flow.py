@@ -248,6 +248,7 @@ class SideBySide:
         meets: by node of a value where paths meet, what it is on each of them.
         ways: of the same, the predicate that leads there on each of them; None for always.
         before: by pair, those that lead to it, one as often as it does.
+        ends: by side and pair, the registers at the end.
     """
 
     sides: tuple[Paths, Paths]
@@ -258,7 +259,7 @@ class SideBySide:
     meets: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     ways: dict[Node, tuple[Node | None, ...]] = field(default_factory=dict)
     before: dict[int, list[int]] = field(default_factory=dict)
-    _ends: dict[tuple[int, int], Registers] = field(default_factory=dict)
+    ends: dict[tuple[int, int], Registers] = field(default_factory=dict)
     _entries: dict[tuple[int, int, str], Node] = field(default_factory=dict)
     _steady: set[tuple[int, int, str]] = field(default_factory=set)
     _restless: bool = False  # a register that is taken to be the same on all paths is not
@@ -308,7 +309,7 @@ class SideBySide:
         """
         before: dict[tuple[int, int], Registers] = {}
         for _ in range(_ROUNDS):
-            self._ends, last = {}, self._ends
+            self.ends, last = {}, self.ends
             self._entries, self._restless = {}, False
             met: dict[tuple[int, tuple[Node | None, ...]], Node] = {}
             self.meets, self.ways = {}, {}
@@ -316,12 +317,12 @@ class SideBySide:
                 acts = []
                 for side in (0, 1):
                     registers = self._entered(side, number, last, met)
-                    acts.append(self._walked(side, number, registers))
-                    self._ends[side, number] = registers
+                    acts.append(self.walked(side, number, registers))
+                    self.ends[side, number] = registers
                 self.acts[number] = (acts[0], acts[1])
-            if self._ends == before:
+            if self.ends == before:
                 return
-            before = self._ends
+            before = self.ends
         raise NoProof("the values of loops")
 
     def _correspond(self) -> None:
@@ -370,7 +371,7 @@ class SideBySide:
             found: list[Node | None] = []
             for one in self.before[number]:
                 # Of a path that has not been walked yet nothing is known, in this round or in the one before.
-                held = self._ends.get((side, one), last.get((side, one)))
+                held = self.ends.get((side, one), last.get((side, one)))
                 found.append(None if held is None else held.get(register, self._nothing(side, register)))
             if number == 0:
                 found.append(self._nothing(side, register))
@@ -409,7 +410,7 @@ class SideBySide:
     def _width(self, side: int, register: str) -> int:
         return 1 if register.startswith("%kept.") else self.sides[side].program.width(register)
 
-    def _walked(self, side: int, number: int, registers: Registers) -> list[Act]:
+    def walked(self, side: int, number: int, registers: Registers) -> list[Act]:
         """Go over a path's steps; `registers` are those at its end afterwards."""
         path = self.sides[side].held[self.pairs[number][side]]
         acts: list[Act] = []

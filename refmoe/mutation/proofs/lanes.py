@@ -40,6 +40,7 @@ _EVERYONE = 0xFFFFFFFF
 _ROUNDS = 40
 
 _Masks = dict[tuple[Node, Node | None], int]
+_EqualWhere = Callable[[Node, Node, Node], bool]
 Word = tuple[int, int]  # bits that are 1, and the bits that are known
 
 
@@ -58,7 +59,9 @@ class LaneGroups:
     _uneven: dict[int, set[int]] = field(default_factory=dict)
     _words: dict[int, dict[Node, Word]] = field(default_factory=dict)
 
-    def same_stores(self, number: int, one: Act, other: Act, equal: Callable[[Node, Node], bool]) -> bool:
+    def same_stores(
+        self, number: int, one: Act, other: Act, equal: Callable[[Node, Node], bool], equal_where: _EqualWhere
+    ) -> bool:
         """Whether an act of each entry is a store, and both store the same, by whichever lanes.
 
         A reduction to the largest or the least counts as a store: done several times it gives what it gives once.
@@ -68,6 +71,7 @@ class LaneGroups:
             one: the act of the sound entry.
             other: that of the other one, of the same opcode.
             equal: tells whether two nodes always have one value.
+            equal_where: tells whether they do where a predicate holds, which comes first.
         """
         if not (_STORE.match(one.opcode) or _RAISE.match(one.opcode)) or not self._alone(number, one):
             return False
@@ -82,19 +86,22 @@ class LaneGroups:
             return False
         nodes, given = self.side.nodes, self.side.nodes.both(sorted(common))
         # What both guards have in common holds in all lanes of a group or in none.
-        alike = (*common, *self._branches(number, one))
+        held = (*common, *self._branches(number, one))
         turns = [1 << place for place in range(sizes[0].bit_length() - 1)]
-        if any(self.apart(node, turn) for node in alike for turn in turns):
+        if any(self.apart(node, turn) for node in held for turn in turns):
             return False
 
         def same(node: Node) -> bool:
             return not any(self.apart(node, turn, given) for turn in turns)
 
-        # An operand as it is where the guard holds, or as it is anywhere, which both are where both guards' part holds.
-        return all(
-            (same(a) and equal(a, b)) or (same(c) and equal(nodes.given(c, given), nodes.given(d, given)))
-            for a, b, c, d in zip(one.operands, other.operands, one.anywhere, other.anywhere, strict=True)
-        )
+        def alike(a: Node, b: Node, c: Node, d: Node) -> bool:
+            # An operand as it is where the guard holds, or as it is anywhere, which both are where both guards' part
+            # holds. Or it is, where either guard holds, what is the same in all lanes.
+            if (same(a) and equal(a, b)) or (same(c) and equal(nodes.given(c, given), nodes.given(d, given))):
+                return True
+            return any(same(x) and equal_where(one.guard, a, x) and equal_where(other.guard, b, x) for x in (d, c))
+
+        return all(map(alike, one.operands, other.operands, one.anywhere, other.anywhere))
 
     def same_exchange(self, one: Act, other: Act, equal: Callable[[Node, Node], bool]) -> bool:
         """Whether an act of each entry is an exchange of a whole warp, and both give every lane the same.

@@ -24,6 +24,8 @@ _PATIENCE, _ROUNDS = 3, 60
 _TYPE = re.compile(r"[subf](8|16|32|64)$")
 #: Exchanges whose result is a number that some lane offers, or the sum of what lanes offer.
 _GATHERED = re.compile(r"(?:shfl\.sync\.(?:bfly|idx|down|up)\.b32|redux\.sync\.(min|max|add)\.([su])32)$")
+#: Of these bit by bit.
+_JOINED = re.compile(r"redux\.sync\.(?:and|or)\.b32$")
 
 
 @dataclass
@@ -76,6 +78,26 @@ class Ranges:
         """Whether the lowest bits of a node, read as a signed number, are at least 0 where a predicate holds."""
         found = self._under(node, given) or values.anything(self.side.nodes.widths[node])
         return (found if found.bits == bits else values.resized(found, bits, signed=False)).unsigned
+
+    def without_sign(self, node: Node, given: Node | None = None) -> str:
+        """The opcode of a node, that on unsigned numbers where a predicate holds and no operand is negative."""
+        opcode = str(self.side.nodes.shapes[node][1])
+        parts, sources = opcode.split("."), self.side.nodes.arguments(node)
+        if not (kind := re.fullmatch(r"s(8|16|32|64)", parts[-1])):
+            return opcode
+        width = int(kind[1])
+        compares = parts[0] == "setp" and all(self.never_negative(each, width, given) for each in sources)
+        if compares or self._same_without(parts, width, sources, given):
+            parts[-1] = f"u{width}"
+        return ".".join(parts)
+
+    def _same_without(self, parts: list[str], width: int, sources: tuple[Node, ...], given: Node | None) -> bool:
+        never = [self.never_negative(each, width, given) for each in sources]
+        if parts[0] in ("min", "max", "div", "rem") and len(parts) == 2:
+            return all(never)
+        if parts[0] == "shr" or (parts[0] == "cvt" and len(parts) == 3):
+            return never[0]
+        return parts[0] in ("mul", "mad") and parts[1] == "wide" and never[0] and never[1]
 
     def loaded(self, act: Act) -> KnownWord | None:
         """What a load of one number of an array gives, as far as host code says what the array holds."""
@@ -357,10 +379,10 @@ class Ranges:
             return values.between(bits, known.least.get(number, 0), known.most.get(number, INT32_MAX), zeros)
         if kind == "act":
             number, place = int(str(shape[2])), int(str(shape[3]))
-            sides = [acts[place] for acts in self.side.acts[number] if place < len(acts)]
+            sides = [acts[place] for acts in self.side.acts.get(number, ()) if place < len(acts)]
             if len(shape) < 5 or shape[4] != 0 or len(sides) < 2:
                 return values.anything(bits)
-            if _GATHERED.match(sides[0].opcode):
+            if _GATHERED.match(sides[0].opcode) or _JOINED.match(sides[0].opcode):
                 return self._gathered(sides, bits)
             held = self.loaded(sides[0])
             return held if held is not None and held.bits == bits else values.anything(bits)
@@ -387,10 +409,13 @@ class Ranges:
             offered = self._of(act.operands[0])
             if offered is None:
                 return None
-            match = _GATHERED.match(act.opcode)
+            match = _GATHERED.match(act.opcode) or _JOINED.match(act.opcode)
             if match is None or offered.bits != bits or self.side.nodes.word(act.guard) != 1:
                 return values.anything(bits)
-            if match[1] == "add":
+            if match.re is _JOINED:
+                # A bit that is the same in all words is that in what is made of them.
+                offered = values.known_bits(bits, offered.zeros, offered.ones)
+            elif match[1] == "add":
                 # Of a lane at least, and of a warp at most.
                 ends = [times * end for times in (1, WARP) for end in (offered.low, offered.high)]
                 offered = values.between(bits, min(ends), max(ends))
