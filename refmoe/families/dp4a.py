@@ -286,7 +286,8 @@ _FILLS: Mapping[str, Fill] = MappingProxyType(
     }
 )  # fmt: skip
 
-_PLAIN = tuple(name for name in _FILLS if name not in ("zero-rows", "overflow", "zero-specials", "signed-d", "held", "least"))
+_OTHERS = ("zero-rows", "overflow", "zero-specials", "signed-d", "held", "least")
+_PLAIN = tuple(name for name in _FILLS if name not in _OTHERS)
 
 # --- words for outputs ----------------------------------------------------------------------------------------------
 

@@ -30,7 +30,13 @@ from refmoe.families.choices import RANKS, ROUTING, check_choices
 from refmoe.families.extents import q8_1_rows
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, Lack, Outputs
 from refmoe.families.far import ROWS_BEFORE, check_before, far_device, lacks_memory
-from refmoe.families.fills.bracketed_gates import BRACKETED, BRACKETED_BY_BIAS, BRACKETED_ROWS, RARE_SPECIALS
+from refmoe.families.fills.bracketed_gates import (
+    BRACKETED,
+    BRACKETED_BY_BIAS,
+    BRACKETED_ROWS,
+    RARE_SPECIALS,
+    SCALE_EDGES,
+)
 from refmoe.families.fills.sigmoid_gates import STEPS, figures_in_q8_1, steps_in_q8_1
 from refmoe.families.fills.tied_gates import BIASED, SIGMOID_TIES, q8_1_steps, q8_1_ties, tied_fill
 from refmoe.families.kept import chained
@@ -45,7 +51,10 @@ from refmoe.reference.swiglu_q8_1 import swiglu_q8_1
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-_OTHERS = (MIDPOINTS, CLAMPED, TIES, BIASED, STEPS, BRACKETED, BRACKETED_BY_BIAS, BRACKETED_ROWS, RARE_SPECIALS)
+_OTHERS = (
+    *(MIDPOINTS, CLAMPED, TIES, BIASED, STEPS, RARE_SPECIALS),
+    *(BRACKETED, BRACKETED_BY_BIAS, BRACKETED_ROWS, SCALE_EDGES),
+)
 _FILLS = {name: fill for name, fill in GATE_FILLS.items() if name not in _OTHERS}
 _FILLS[SIGMOID_TIES] = tied_fill(GATE_FILLS["gaussian"])
 
