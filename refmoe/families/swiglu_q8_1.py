@@ -28,7 +28,7 @@ from refmoe.families.activation import (
 from refmoe.families.case import MULTIPROCESSORS, PROGRAMMATIC, Shape, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices
 from refmoe.families.extents import q8_1_rows
-from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, Lack, Outputs
+from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, check_before, far_device, lacks_memory
 from refmoe.families.fills.bracketed_gates import (
     BRACKETED,
@@ -38,7 +38,14 @@ from refmoe.families.fills.bracketed_gates import (
     SCALE_EDGES,
 )
 from refmoe.families.fills.sigmoid_gates import STEPS, figures_in_q8_1, steps_in_q8_1
-from refmoe.families.fills.tied_gates import BIASED, SIGMOID_TIES, q8_1_steps, q8_1_ties, tied_fill
+from refmoe.families.fills.tied_gates import (
+    BIASED,
+    SIGMOID_TIES,
+    lacks_figures,
+    q8_1_steps,
+    q8_1_ties,
+    tied_fill,
+)
 from refmoe.families.kept import chained
 from refmoe.families.q8_1 import BlockHalves, Int8Codes, q8_outputs
 from refmoe.families.vacuity import Limits, doubt_values
@@ -57,19 +64,8 @@ _OTHERS = (
 )
 _FILLS = {name: fill for name, fill in GATE_FILLS.items() if name not in _OTHERS}
 _FILLS[SIGMOID_TIES] = tied_fill(GATE_FILLS["gaussian"])
-
-
-def _lacks_figures(case: Case) -> Lack | None:
-    """In BF16 the fill chooses an alpha and a beta for each gate."""
-    of_experts = case.variant, case.params, case.routing, case.shape.m
-    if case.dtype == "f32" or of_experts == ("gpt_oss", "distinct", "all-one-token", case.shape.e):
-        return None
-    needed = "variant=gpt_oss, params=distinct, routing=all-one-token and a row for each expert"
-    return Lack("dtype", f"f32 for the fill {STEPS}, or {needed}")
-
-
 _FILLS[STEPS] = dataclasses.replace(
-    _FILLS[SIGMOID_TIES], name=STEPS, catches=GATE_FILLS[STEPS].catches, lack=_lacks_figures
+    _FILLS[SIGMOID_TIES], name=STEPS, catches=GATE_FILLS[STEPS].catches, lack=lacks_figures
 )
 
 #: Results of SwiGLU are uneven: many are far below their block's largest.
