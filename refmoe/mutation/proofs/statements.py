@@ -1,8 +1,8 @@
 """Whether a mutant of host code is the same program.
 
-There are four rules; two of them are those of `arguments`. Of equal integers `min` and `max` give the first, which is as
-good as any other. So their order is of no account where every argument is an integer for sure, and computing one does
-nothing else. Of sequences that are equally long for sure `zip` leaves nothing over, whether it is strict or not.
+There are four rules; two of them are those of `arguments`. Of equal integers `min` and `max` give the first, which is
+as good as any other. So their order is of no account where every argument is an integer for sure, and computing one
+does nothing else. Of sequences that are equally long for sure `zip` leaves nothing over, whether it is strict or not.
 """
 
 from __future__ import annotations
