@@ -63,6 +63,10 @@ FIRST_CASES = 6
 #: CPU seconds of this process that one case may take; the sound kernels' dearest takes a few.
 CASE_SECONDS = 30.0
 
+#: Seconds from its beginning after which a trial gives a proof up: the mutant lives. They are less than
+#: `refmoe.mutation.forked.TRIAL_SECONDS`, since a trial without an answer counts as caught.
+PROOF_SECONDS = 1000.0
+
 #: A constant of a CUDA source: a declaration on one line.
 _CONSTANT = re.compile(r"\s*constexpr\s+[\w:]+\s+\w+\s*=[^;]*;\s*(?://.*)?$")
 
@@ -112,7 +116,7 @@ class Tried:
 
 
 class _TookTooLong(BaseException):
-    """A case took more than `CASE_SECONDS`. No handler of errors may take it for one."""
+    """A case or a proof took more seconds than it may. No handler of errors may take it for one."""
 
 
 @dataclass
@@ -312,6 +316,7 @@ class _Trial:
         self.running = ""
         self.ran = 0
         self.done: set[str] = set()
+        self.begun = time.monotonic()
         self.sound_launches = True  # as far as they are launched; a proof takes it for granted
 
     def ptx(self) -> dict[str, Any]:
@@ -329,10 +334,18 @@ class _Trial:
     def proven(self, texts: Mapping[EntryKey, str]) -> dict[str, Any]:
         """Whether a survivor's entries are proven to be the sound ones; {} if not, or for a quick look.
 
-        Cases come first: so each of them can tell that a proof is wrong.
+        Cases come first: so each of them can tell that a proof is wrong. A proof that takes too long is none.
         """
-        if self.most is not None or not self.sound_launches:
+        left = PROOF_SECONDS - (time.monotonic() - self.begun)
+        if self.most is not None or not self.sound_launches or left <= 0:
             return {}
+        try:
+            with _limited(left, wall=True):
+                return self._proven(texts)
+        except _TookTooLong:
+            return {}
+
+    def _proven(self, texts: Mapping[EntryKey, str]) -> dict[str, Any]:
         reasons = []
         runs: list[dict[str, Any]] = []
         for key in on_one_arch(texts):
@@ -506,19 +519,20 @@ def _caught(result: Result, case: Case) -> str | None:
 
 
 @contextmanager
-def _limited(seconds: float) -> Iterator[None]:
-    """Ends the block by `_TookTooLong` after so many CPU seconds of this process."""
+def _limited(seconds: float, *, wall: bool = False) -> Iterator[None]:
+    """Ends the block by `_TookTooLong` after so many seconds, of this process's CPU time or of the wall clock."""
+    sent, timer = (signal.SIGALRM, signal.ITIMER_REAL) if wall else (signal.SIGPROF, signal.ITIMER_PROF)
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise _TookTooLong
 
-    before = signal.signal(signal.SIGPROF, ring)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    before = signal.signal(sent, ring)
+    signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        signal.setitimer(timer, 0)
+        signal.signal(sent, before)
 
 
 def families_of(cases: Collection[str]) -> list[str]:

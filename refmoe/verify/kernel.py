@@ -22,6 +22,7 @@ from refmoe.driver import compiler_in_use, opened
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families.extents.geometry import HeldDevice
 from refmoe.families.extents.plans import check_plans
+from refmoe.families.extents.work import ORDINARY
 from refmoe.families.family import Case, Expectation, Family, Inputs, Outputs
 from refmoe.families.wrong import NotRefused, Untouched, is_wrong
 from refmoe.verify.source import kernel_sha256
@@ -189,7 +190,8 @@ class Kernel:
         if is_wrong(case):
             return self._refused(case, inputs, place)
         try:
-            return self.family.run(case, inputs, HeldDevice(place, self.family.name))
+            ordinary = case.fill in ORDINARY.get(self.family.name, ())
+            return self.family.run(case, inputs, HeldDevice(place, self.family.name, ordinary=ordinary))
         except ArgumentError as error:
             raise Refusal(str(error)) from error
 

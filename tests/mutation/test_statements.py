@@ -88,3 +88,88 @@ def test_a_zip_of_sequences_of_one_length_leaves_nothing_over(first: str, change
     text = ZIP.replace("FIRST", first).replace("CHANGED", changed)
     assert (same_module(text, text.replace("strict=True", "strict=False")) is not None) is proven
     assert same_module(text, text.replace("each + 2", "each + 3")) is None
+
+
+KEYS = """from refmoe.formats import Q8_1
+
+BYTES = 2
+
+
+def sizes(stage: str, elements: int) -> dict[str, int]:
+    halves = elements // Q8_1.block * BYTES
+    MORE
+    return {f"{stage}_codes": elements, f"{stage}_d": halves}
+
+
+def outputs():
+    return CALL
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "call", "proven"),
+    [
+        ("pass", "tuple(sizes('a', 0))", False),  # a function of anything but names and what it returns
+        ("other = elements - 3", "tuple(sizes('a', 0))", True),
+        ("other = stage", "tuple(sizes('a', 0))", True),
+        ("other = 3 // elements", "tuple(sizes('a', 0))", False),
+        ("other = list(range(elements))", "tuple(sizes('a', 0))", False),
+        ("elements = 3", "tuple(sizes('a', 0))", False),
+        ("stage = elements", "tuple(sizes('a', 0))", False),
+        ("other = 1", "list(sizes('a', 0))", False),
+        ("other = 1", "sizes('a', 0)", False),
+        ("other = 1", "tuple(sizes('a', 0).items())", False),
+        ("other = 1", "tuple(sizes(elements=0, stage='a'))", False),
+    ],
+)
+def test_keys_do_not_depend_on_a_number(more: str, call: str, proven: bool) -> None:
+    text = KEYS.replace("MORE", more).replace("CALL", call)
+    assert (same_module(text, text.replace("0)", "1)").replace("=0", "=1")) is not None) is proven
+    assert same_module(text, text.replace("'a'", "'b'")) is None
+    assert same_module(text, text.replace("elements //", "stage //")) is None
+
+
+def test_another_tuple_is_told_apart() -> None:
+    text = KEYS.replace("MORE", "other = 1").replace("CALL", "tuple(sizes('a', 0))")
+    assert same_module(text, text.replace("0)", "1)")) is not None
+    for change in ("tuple = dict", "sizes = print"):
+        other = text.replace("BYTES = 2", f"BYTES = 2\n{change}")
+        assert same_module(other, other.replace("0)", "1)")) is None
+    keyed = text.replace('f"{stage}_d"', 'f"{stage}_{elements}"')
+    assert same_module(keyed, keyed.replace("0)", "1)")) is None
+
+
+WORD = """import numpy as np
+
+
+def refused(word: int) -> int | None:
+    return BODY
+
+
+def outcome(array):
+    return refused(int(array.view(np.uint32)[0]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "proven"),
+    [
+        ("None if word == 0 else ~word & 0xFFFFFFFF", True),
+        ("None if word != 0 else (word + 7) * 3 & 0xFFFF", True),
+        ("~word & 0x1FFFFFFFF", False),
+        ("None if word == 1 << 31 else ~word & 0xFFFFFFFF", False),
+        ("None if word > 0 else ~word & 0xFFFFFFFF", False),
+        ("word >> 1 & 0xFFFFFFFF", False),
+        ("word // 2 & 0xFFFFFFFF", False),
+        ("None if word else word & 0xFFFFFFFF", False),
+        ("word", False),
+        ("print(word & 0xFF)", False),
+    ],
+)
+def test_a_word_whose_sign_nobody_sees(body: str, proven: bool) -> None:
+    text = WORD.replace("BODY", body)
+    assert (same_module(text, text.replace("uint32", "int32")) is not None) is proven
+    assert same_module(text, text.replace("uint32", "uint16")) is None
+    assert same_module(text, text.replace("[0]", "[1]")) is None
+    other = text.replace("int(array", "abs(array")
+    assert same_module(other, other.replace("uint32", "int32")) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -166,6 +167,17 @@ def test_a_survivor_may_be_proven_to_be_the_same_kernel(catalogue: Catalogue, mo
     # A proof takes something of launches for granted. So it says nothing of a kernel that is launched otherwise.
     monkeypatch.setattr(trial, "sound", lambda plan, text: False)
     assert tried(site, catalogue).outcome == "survived"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 8.0])
+def test_a_proof_that_takes_too_long_is_none(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    site = next(s for s in ptx.sites(ENTRY) if s.operator == "shuffle" and proof(s, sound_text(ENTRY)))
+    monkeypatch.setattr(trial, "proof", lambda site, text: time.sleep(600))
+    monkeypatch.setattr(trial, "PROOF_SECONDS", seconds)
+    found = tried(site, catalogue)
+    assert (found.outcome, found.check, found.case) == ("survived", None, None)
 
 
 def test_a_survivor_may_be_tried_on_every_value(catalogue: Catalogue) -> None:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from refmoe.errors import RefmoeError
+from refmoe.families.extents.work import check_work
 
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
@@ -244,10 +245,12 @@ class HeldDevice:
     Args:
         inner: the device.
         family: of the case. Of a layer whose launches overlap, each but the first has to be programmatic.
+        ordinary: whether the data are as those of a network: then `check_work` holds, too.
     """
 
-    def __init__(self, inner: Device, family: str) -> None:
+    def __init__(self, inner: Device, family: str, *, ordinary: bool = False) -> None:
         self._inner = inner
+        self._ordinary = ordinary
         self._overlapping = family in _OVERLAPPING
         self._launched = 0
 
@@ -258,10 +261,12 @@ class HeldDevice:
         """Run a plan to its end.
 
         Raises:
-            RefmoeError: its geometry is not the documented one; nothing has run.
+            RefmoeError: its geometry is not the documented one, and nothing has run; or it took the long way.
         """
         check_launch(plan, self._inner.multiprocessors)
         if self._overlapping and plan.programmatic != (self._launched > 0):
             raise RefmoeError(f"launch {self._launched + 1} of the layer waits as another one has to")
         self._launched += 1
         self._inner.launch(plan)
+        if self._ordinary:
+            check_work(plan, self._inner.launches[-1].result)

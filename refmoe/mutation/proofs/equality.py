@@ -23,6 +23,7 @@ from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
 from refmoe.mutation.proofs.places import ArrayPlaces
 from refmoe.mutation.proofs.program import WARP, EntryCode, NoProof
 from refmoe.mutation.proofs.ranges import Ranges
+from refmoe.mutation.proofs.registers import namings
 from refmoe.mutation.proofs.rounds import UnseenRounds
 from refmoe.mutation.proofs.solver import WordSolver
 from refmoe.mutation.proofs.trials import Trial, tried
@@ -38,7 +39,7 @@ _QUESTIONS = 100
 _ROUNDS = 12
 #: Of these the order and the brackets say nothing, nor how often an operand occurs.
 _CHAINED = frozenset(f"{name}.{kind}{bits}" for name in ("min", "max") for kind in "us" for bits in (16, 32, 64))
-#: Comparisons whose operands may be exchanged.
+#: Those whose operands may be exchanged.
 _EITHER_COMPARED = re.compile(r"setp\.(?:eq|ne|equ|neu|num|nan)\.\w+$")
 #: What goes to memory of a register that may have more bits.
 _NARROW_STORE = re.compile(r"st\.(?:global|shared)\.[usb](8|16)$")
@@ -674,17 +675,17 @@ def _same_text(sound: str, other: str) -> tuple[list[str], list[Trial]] | None:
     if _EARLY in sound and _EARLY not in other:
         sound = re.sub(rf"^\s*{re.escape(_EARLY)};\n", "", sound, flags=re.MULTILINE)
         words.append("a launch behind begins later, and waits for the same bytes")
-    one, two = EntryCode.of(without_unread(sound)), EntryCode.of(without_unread(other))
-    side = SideBySide((Paths.of(one), Paths.of(two)), Nodes())
-    side.solve()
-    if any(len(ones) != len(others) for ones, others in side.acts.values()):
-        return None
-    match = re.search(r"\.entry\s+(\w+)", sound)
-    ranges = Ranges(side, match[1] if match else "", one.threads, one.numbers).solve()
-    proof = EqualEntries(side, ranges)
-    if not proof.holds():
-        return None
-    return [*words, *(["tried on every value of what differs"] if proof.trials else [])], proof.trials
+    one, match = EntryCode.of(without_unread(sound)), re.search(r"\.entry\s+(\w+)", sound)
+    for text in namings(sound, other):
+        (side := SideBySide((Paths.of(one), Paths.of(EntryCode.of(without_unread(text)))), Nodes())).solve()
+        if any(len(ones) != len(others) for ones, others in side.acts.values()):
+            return None
+        proof = EqualEntries(side, Ranges(side, match[1] if match else "", one.threads, one.numbers).solve())
+        if proof.holds():
+            return [*words, *(["tried on every value of what differs"] if proof.trials else [])], proof.trials
+        if not any(shape[:2] == ("atom", "unwritten") for shape in side.nodes.shapes):
+            break
+    return None
 
 
 #: Entries have their functions in common.

@@ -46,6 +46,7 @@ class Nodes:
     widths: dict[Node, int] = field(default_factory=dict)
     unsigned: Callable[[Node, int], bool] = lambda node, bits: False
     _assumed: dict[tuple[Node, Node, bool, int], Node] = field(default_factory=dict)
+    _arguments: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
 
     def of(self, shape: Shape, bits: int) -> Node:
         """The node of a shape, whose value has so many bits; 1 of a predicate."""
@@ -66,6 +67,11 @@ class Nodes:
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
         """The nodes that a node is made of."""
+        if node not in self._arguments:
+            self._arguments[node] = self._parts(node)
+        return self._arguments[node]
+
+    def _parts(self, node: Node) -> tuple[Node, ...]:
         kind, *rest = self.shapes[node]
         if kind in ("int", "atom"):
             return ()

@@ -1,8 +1,8 @@
 """Whether a mutant of host code is the same program.
 
-There are two rules. Of equal integers `min` and `max` give the first, which is as good as any other. So their order is
-of no account where every argument is an integer for sure, and computing one does nothing else. Of sequences that are
-equally long for sure `zip` leaves nothing over, whether it is strict or not.
+There are four rules; two of them are those of `arguments`. Of equal integers `min` and `max` give the first, which is
+as good as any other. So their order is of no account where every argument is an integer for sure, and computing one
+does nothing else. Of sequences that are equally long for sure `zip` leaves nothing over, whether it is strict or not.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+
+from refmoe.mutation.proofs.arguments import unread_arguments, unsigned_words
 
 #: Where the modules of refmoe are.
 _PACKAGE = Path(__file__).parents[2]
@@ -31,6 +33,8 @@ def same_module(sound: str, other: str) -> str | None:
     for count, why in (
         (_sorted_calls, "the smallest and the largest of some integers do not depend on their order"),
         (_plain_zips, "sequences that are equally long leave nothing over"),
+        (unread_arguments, "the keys of a dictionary do not depend on a number"),
+        (unsigned_words, "a function takes the lowest bits of a word, whatever its sign"),
     ):
         found = [count(tree) for tree in trees]
         if ast.dump(trees[0]) == ast.dump(trees[1]) and any(found):

@@ -7,6 +7,7 @@ both.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 FALSE, TRUE, EITHER = 1, 2, 3
 
@@ -59,6 +60,7 @@ def _made(bits: int, low: int, high: int, zeros: int = 0, ones: int = 0) -> Know
     return KnownWord(bits, low, high, zeros, ones)
 
 
+@cache
 def anything(bits: int) -> KnownWord:
     """Every word."""
     return KnownWord(bits, -(1 << (bits - 1)), (1 << (bits - 1)) - 1, 0, 0)
