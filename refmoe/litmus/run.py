@@ -39,8 +39,8 @@ KINDS: tuple[Kind, ...] = ("agrees", "open", "missed", "false alarm", "outside t
 ENOUGH_WALKS = 400
 #: But one that has more outcomes than these, which need more walks.
 FEW_OUTCOMES = 48
-#: A program that has not shown them all, or whose race has not been found, is walked once more, so many times as often.
-PATIENCE = 30
+#: A program that has not shown them all, or whose race has not been found, is walked again, so many times as often.
+PATIENCE = (30, 200)
 
 
 @dataclass(frozen=True)
@@ -314,10 +314,11 @@ def _observed(schedules: int, walks: int, batch: Batch) -> list[Observation]:
     found = list(observe([program for program, _ in batch], schedules, walks=walks, expected=enough))
     if walks < ENOUGH_WALKS:
         return found
-    for number, (program, verdict) in enumerate(batch):
-        if judge_observation(verdict, found[number], whole=True) in ("missed", "not all seen"):
+    for (number, (program, verdict)), times in itertools.product(enumerate(batch), PATIENCE):
+        whole = shows_all(verdict)
+        if judge_observation(verdict, found[number], whole) in ("missed", "not all seen"):
             wanted = [_enough(verdict)]
-            found[number] = next(iter(observe([program], schedules, walks=PATIENCE * walks, expected=wanted)))
+            found[number] = next(iter(observe([program], schedules, walks=times * walks, expected=wanted)))
     return found
 
 

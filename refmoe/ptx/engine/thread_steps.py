@@ -154,13 +154,13 @@ class Steps:
         # Their accesses that they have put off, in order.
         self._late: dict[int, list[_Step]] = {}
         self._held: dict[int, _Step] = {}
+        # Blocks of lanes that may go as far as that, and perhaps no further: (turn, place, lanes as bool).
+        self._singly: list[tuple[int, int, Array]] = []
         self._windows = code.windows
         # Of each lane its last step, and of those that polled in vain what they looked at.
         self._last: dict[int, _Step] = {}
         self._polling: dict[int, Footprint] = {}
         self._left = _MOST_STEPS
-        if machine.strong is not None:
-            machine.strong.notes = True
         self.open = False
 
     @property
@@ -172,6 +172,8 @@ class Steps:
         """(turn, place, lanes as bool) of the next step; None if no lane can run."""
         while True:
             self._hold()
+            if self._singly:
+                return self._singly.pop()
             self._queues.advance()
             groups = self._queues.groups(waiting=False)
             if not groups:
@@ -392,8 +394,13 @@ class Steps:
             if self._in_python[place] and self._speaking(place) is not None:
                 continue
             for lane in np.flatnonzero(lanes).tolist():
-                if not self._may_go(lane, place):
-                    turn = self._queues.take(place, self._mask(lane))
+                if self._may_go(lane, place):
+                    continue
+                turn = self._queues.take(place, self._mask(lane))
+                if all(place in self._within(step) for step in self._late[lane]):
+                    # It is a branch, perhaps, that leads past what the other one leads to.
+                    self._singly.append((turn, place, self._mask(lane)))
+                else:
                     self._held[lane] = _Step(lane, place, turn, Move((lane, place), _EVERYTHING))
 
     def _may_go(self, lane: int, place: int) -> bool:

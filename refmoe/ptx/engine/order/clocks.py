@@ -173,8 +173,7 @@ class Clocks:
 
     def cluster(self, row: int) -> int:
         """The cluster of a row, in the grid."""
-        warp = row if row < self.all_warps else row - self.all_warps >> 5
-        return self.first_cluster + warp // self.warps
+        return self.first_cluster + (row if row < self.all_warps else row - self.all_warps >> 5) // self.warps
 
     def use_lanes(self) -> None:
         """Columns behind those of warps may hold something from now on."""
@@ -208,12 +207,11 @@ class Clocks:
         return rows
 
     def _know(self, row: int, beyond: Knowledge | None) -> None:
+        self.foreign[row] = 0 if beyond is None else beyond.address
         if beyond is None:
             self.beyond.pop(row, None)
-            self.foreign[row] = 0
         else:
             self.beyond[row] = beyond
-            self.foreign[row] = beyond.address
 
     def _lanes_apart(self, warp: int) -> list[int]:
         """Rows of the lanes of a warp that have their own."""
@@ -585,12 +583,19 @@ class Clocks:
 
         A record that stands for several threads is, if all that these may have done is.
         """
+        found, hindsight = self.known(lanes, record), self.hindsight
+        if hindsight is not None:
+            for each in np.flatnonzero(~found).tolist():
+                found[each] = hindsight(int(lanes[each]), int(record[each]))
+        return found
+
+    def known(self, lanes: Array, record: Array) -> Array:
+        """`ordered` without hindsight."""
         cluster = ((record & THREAD) >> 5) // self.warps
         rows = self.rows(lanes)
         own = (lanes >> 5) // self.warps + self.first_cluster
         found, inside = np.zeros(len(record), bool), np.flatnonzero(own == cluster)
-        width = LANES * self.warps
-        found[inside] = self._in_rows(self.seen, rows[inside], record[inside], lanes[inside] % width)
+        found[inside] = self._in_rows(self.seen, rows[inside], record[inside], lanes[inside] % (LANES * self.warps))
         everywhere = (record & SEVERAL) >> SEVERAL_SHIFT == _SOME_CLUSTERS
         elsewhere = np.flatnonzero((own != cluster) & ~everywhere)
         # Most rows know nothing of other clusters, however many records there are.
@@ -601,9 +606,6 @@ class Clocks:
                 found[whose[each]] = self.is_known(int(numbers[each]), int(record[whose[each]]))
         for each in np.flatnonzero(everywhere).tolist():
             found[each] = self._everywhere(int(rows[each]), int(own[each]), int(record[each] >> STEP_SHIFT))
-        if (hindsight := self.hindsight) is not None:
-            for each in np.flatnonzero(~found).tolist():
-                found[each] = hindsight(int(lanes[each]), int(record[each]))
         return found
 
     def is_ordered(self, lane: int, record: int) -> bool:
@@ -611,7 +613,7 @@ class Clocks:
         return self.knows(lane, record) or (self.hindsight is not None and self.hindsight(lane, record))
 
     def knows(self, lane: int, record: int) -> bool:
-        """`is_ordered` without hindsight; arrays of one element, as in `ordered`, take ten times as long."""
+        """`known` of one lane and one record; arrays of one element take ten times as long."""
         thread, several, step = record & _THREAD, (record & _SEVERAL) >> SEVERAL_SHIFT, record >> STEP_SHIFT
         warp, cluster = thread >> 5, (lane >> 5) // self.warps + self.first_cluster
         row = self.all_warps + lane if int(self.apart[lane >> 5]) >> (lane & 31) & 1 else lane >> 5
@@ -687,10 +689,8 @@ class Clocks:
         beyond = self.beyond.get(row)
         if not bool((self.seen[row, : self.warps] >= step).all()):
             return False
-        if self.pool.clusters == 1:
-            return True
-        if beyond is None:
-            return False
+        if beyond is None or self.pool.clusters == 1:
+            return self.pool.clusters == 1
         others = np.delete(beyond.rows, cluster)
         return bool(others.all() and (self.pool.rows[others, : self.warps] >= step).all())
 

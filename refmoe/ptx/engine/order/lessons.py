@@ -6,6 +6,7 @@ A *lesson* is a record and what whoever knows of its access has come to know. Se
 from __future__ import annotations
 
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
+from refmoe.ptx.state.records import THREAD
 
 
 class Lessons:
@@ -16,12 +17,14 @@ class Lessons:
 
     Attributes:
         by_record: them.
+        by_thread: what those of the steps of each thread tell together.
         every: what they tell together; None before the first one.
     """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.by_record: dict[int, Knowledge] = {}
+        self.by_thread: dict[int, Knowledge] = {}
         self.every: Knowledge | None = None
 
     def __bool__(self) -> bool:
@@ -32,6 +35,9 @@ class Lessons:
         before = self.by_record.get(record)
         known = self._pool.join(before, knowledge)
         assert known is not None
-        self.by_record[record] = known
+        thread = record & int(THREAD)
+        together = self._pool.join(self.by_thread.get(thread), knowledge)
+        assert together is not None
+        self.by_record[record], self.by_thread[thread] = known, together
         self.every = self._pool.join(self.every, knowledge)
         return known is not before

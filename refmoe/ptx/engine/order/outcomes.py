@@ -9,6 +9,8 @@ already: nothing comes between the two. One that compares, and finds something e
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +22,16 @@ from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.hindsight import Hindsight
 from refmoe.ptx.engine.order.histories import Choosing, History, RecordedWrite, common_record
 from refmoe.ptx.engine.order.knowledge import Knowledge
+from refmoe.ptx.engine.order.lessons import Lessons
 from refmoe.ptx.engine.order.locations import FenceKnowledge, Location, Order, Reached, Releases
 from refmoe.ptx.engine.order.strong import Strong, StrongAccess
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import CLUSTER, SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
 
 Array = Any
+# Warps whose accesses are remembered one by one, and so many of each lane: more than it has as long as threads take
+# single steps.
+_FEW_WARPS, _NOTED = 8, 512
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ class Outcomes(Strong):
         spaces: frozenset[str],
     ) -> None:  # fmt: skip
         self._spaces = spaces
-        self.notes = False
+        self.notes = choices is not None and clocks.all_warps <= _FEW_WARPS
         self.deferred: Deferred | None = None
         super().__init__(clocks, order, warps, first_cta, blocks, choices)
         # No choice contradicts the order of fences, so that what they tell matters to races alone.
@@ -117,8 +123,9 @@ class Outcomes(Strong):
         super().restart(first_cta)
         # Shared memory goes with its CTAs.
         self._in_shared: dict[int, History] = {}
-        # What lanes have done, in a launch that is short; None where nobody remembers it.
-        self._noted: dict[int, list[_Noted]] = {}
+        # What lanes have done last, in a small launch; and when somebody did what leaves no history.
+        self._noted: dict[int, deque[_Noted]] = {}
+        self._learned: weakref.WeakKeyDictionary[Knowledge, Knowledge | None] = weakref.WeakKeyDictionary()
         self._unknown: dict[int, int] = {}
         # When lanes put something off that has not happened yet: the first of it.
         self._open: dict[int, int] = {}
@@ -179,10 +186,8 @@ class Outcomes(Strong):
         self._open.pop(lane, None)
 
     def forget(self) -> None:
-        """Nothing is put off any more, and nothing will be."""
-        self.notes = False
-        for each in self._noted, self._unknown, self._open:
-            each.clear()
+        """Nothing is put off any more."""
+        self._open.clear()
 
     def _note(
         self, access: StrongAccess, region: Region, index: int, lane: int, write: RecordedWrite, writes: bool
@@ -191,7 +196,7 @@ class Outcomes(Strong):
         if self.notes:
             keys = tuple(self.key(region, at) for at in range(index, index + access.width, access.unit))
             noted = _Noted(self._clocks.now, keys, self._histories(region)[keys[0]], write, writes)
-            self._noted.setdefault(lane, []).append(noted)
+            self._noted.setdefault(lane, deque(maxlen=_NOTED)).append(noted)
 
     def _noted_since(self, lane: int, clock: int) -> list[_Noted]:
         """What a lane has done from a step on."""
@@ -216,12 +221,25 @@ class Outcomes(Strong):
 
     def _fences_before(self, lane: int) -> Knowledge | None:
         found = super()._fences_before(lane) if self.deferred is None else self.deferred.sequential
-        if self._order.told:
-            knows = self._knows_itself(lane)
-            for record, knowledge in self._order.told.by_record.items():
-                if knows(record):
-                    found = self._order.pool.join(found, self._fences_in(knowledge))
+        for lessons in self._order.told, self._order.forced:
+            if lessons:
+                for knowledge in self._lessons_of(lane, lessons):
+                    found = self._order.pool.join(found, self._fences_learned(knowledge))
         return found
+
+    def _lessons_of(self, lane: int, lessons: Lessons) -> list[Knowledge]:
+        """What lessons tell a lane; in a launch that is not short those of its own steps."""
+        if not self.notes:
+            own = lessons.by_thread.get(self._clocks.first_warp * LANES + lane)
+            return [] if own is None else [own]
+        knows = self._knows_itself(lane)
+        return [knowledge for record, knowledge in lessons.by_record.items() if knows(record)]
+
+    def _fences_learned(self, knowledge: Knowledge) -> Knowledge | None:
+        """`_fences_in`, which is asked for again at each access."""
+        if knowledge not in self._learned:
+            self._learned[knowledge] = self._fences_in(knowledge)
+        return self._learned[knowledge]
 
     def _come_behind(self, lane: int, key: int, before: Knowledge) -> None:
         super()._come_behind(lane, key, before)

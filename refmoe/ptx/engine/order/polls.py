@@ -37,7 +37,7 @@ class Knowing(Protocol):
         """A plain access by `lanes` now."""
         ...
 
-    def ordered(self, lanes: Any, record: Any) -> Any:
+    def known(self, lanes: Any, record: Any) -> Any:
         """Whether the access of each record happens before what each of `lanes` does now."""
         ...
 
@@ -108,5 +108,5 @@ class Polls:
         clocks = self._clocks
         now = clocks.record(np.array([each.lane for each in others]))
         records = now + (np.array([each.step for each in others], np.int64) - clocks.now << STEP_SHIFT)
-        known = clocks.ordered(np.full(len(others), lane), records)
+        known = clocks.known(np.full(len(others), lane), records)
         return own + [each for each, is_known in zip(others, known.tolist(), strict=True) if is_known]

@@ -580,7 +580,7 @@ class Strong:
         if cluster not in oldest:
             oldest[cluster] = np.array([accesses[0].record for accesses in every])
         records, clocks = oldest[cluster], self._clocks
-        known = clocks.ordered(np.full(len(records), lane), records)
+        known = clocks.known(np.full(len(records), lane), records)
         known |= (records & int(THREAD)) == clocks.first_warp * LANES + lane
         return [every[number] for number in np.flatnonzero(known).tolist()]
 
