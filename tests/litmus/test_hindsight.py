@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import numpy as np
 import pytest
 from support.litmus.notation import program
 
+from refmoe import ptx
 from refmoe.litmus.axioms import judge
 from refmoe.litmus.program import Program
 from refmoe.litmus.run import compare, observe
@@ -59,6 +63,16 @@ FORCED = {
         "st.relaxed.gpu w 1 | "
         "st.weak u 1; atom.release.gpu.add r0 x 1; if r0 == 0 { st.relaxed.gpu z 1 }"
     ),
+    "a late read acquires what has then come before who read a write behind it": (
+        "0.0.0: ld.acquire.gpu r0 y; st.relaxed.gpu z 1; if r0 == 1 { st.relaxed.gpu w 1 } | "
+        "1.0.0: st.weak u 1; fence.sc.gpu; st.release.gpu y 1 | "
+        "2.0.0: until ld.relaxed.gpu r0 z == 1; fence.sc.gpu; ld.relaxed.gpu r1 w; if r1 == 1 { ld.weak r2 u }"
+    ),
+    "a narrow fence between two wide ones": (
+        "0.0.0: st.weak u 1; fence.sc.gpu; ld.relaxed.gpu r0 y; if r0 == 0 { st.relaxed.gpu z 1 } | "
+        "0.1.0: st.relaxed.gpu y 1; fence.sc.cta; st.relaxed.gpu w 1 | "
+        "1.0.0: until ld.relaxed.gpu r0 w == 1; fence.sc.gpu; ld.relaxed.gpu r1 z; if r1 == 1 { ld.weak r2 u }"
+    ),
     "the second of two fences": (
         "st.weak u 1; fence.sc.gpu; st.relaxed.gpu x 1; fence.sc.gpu; ld.relaxed.gpu r0 z; "
         "if r0 == 0 { st.relaxed.gpu y 1 } | "
@@ -89,6 +103,12 @@ UNFORCED = {
         "if r0 == 0 { st.relaxed.gpu y 1 } | fence.sc.gpu; st.relaxed.gpu x 1; st.relaxed.gpu w 1; "
         "ld.relaxed.gpu r0 y; if r0 == 1 { ld.weak r1 u }"
     ),
+    "a fence that acquires late is behind the release": (
+        "ld.relaxed.gpu r0 y; st.release.gpu z 1; fence.acq_rel.gpu; st.relaxed.gpu v 1; "
+        "if r0 == 2 { st.relaxed.gpu w 1 } | st.weak x 1; st.release.gpu y 1 | "
+        "until ld.relaxed.gpu r1 v == 1; atom.relaxed.gpu.add r2 y 1 | "
+        "until ld.acquire.gpu r1 z == 1; ld.relaxed.gpu r3 w; if r3 == 1 { ld.weak r4 x }"
+    ),
     "an acquire and a release are no fences": (
         "st.weak u 1; fence.acq_rel.gpu; ld.relaxed.gpu r0 x; if r0 == 0 { st.relaxed.gpu y 1 } | "
         "st.relaxed.gpu x 1; fence.sc.gpu; ld.relaxed.gpu r0 y; if r0 == 1 { ld.weak r1 u }"
@@ -111,7 +131,7 @@ def test_a_fence_that_came_first_has_passed_on_what_it_knew(name: str) -> None:
 def test_fences_that_may_come_in_either_order_order_nothing(name: str) -> None:
     found = spread(UNFORCED[name])
     assert judge(found).racy
-    (seen,) = observe([found], 16, walks=400)
+    (seen,) = observe([found], 16, walks=6000)
     assert seen.race is not None
 
 
@@ -134,6 +154,14 @@ LATE = {
     "an atomic reads what another one released": (
         "atom.acquire.gpu.add r0 x 2; st.relaxed.gpu y 1 | ld.relaxed.gpu r0 y; st.relaxed.gpu z r0 | "
         "ld.relaxed.gpu r0 z; atom.release.gpu.exch r1 x 1"
+    ),
+    "a write between the read and the fence that acquires": (
+        "ld.relaxed.gpu r0 y; st.relaxed.gpu x 1; fence.acq_rel.gpu; st.relaxed.gpu v 1 | "
+        "st.relaxed.gpu x 2; st.release.gpu y 1 | until ld.relaxed.gpu r1 v == 1; atom.relaxed.gpu.add r2 y 1"
+    ),
+    "a read past a branch, behind whose other end it is used": (
+        "ld.relaxed.gpu r0 y; ld.relaxed.gpu r1 w; if r1 == 1 { st.relaxed.gpu v 1 } | st.relaxed.gpu w 1 | "
+        "ld.relaxed.gpu r0 v; if r0 == 1 { st.relaxed.gpu y 3 }"
     ),
     "an acquire acquires something": (
         "ld.acquire.gpu r0 x; st.relaxed.gpu y 1 | ld.relaxed.gpu r0 y; st.relaxed.gpu z r0 | "
@@ -245,6 +273,14 @@ FORBIDDEN = {
         "ld.relaxed.gpu r0 x; fence.acq_rel.gpu; st.relaxed.gpu z 1; ld.relaxed.gpu r1 y | "
         "st.relaxed.gpu y 1; st.release.gpu x 1"
     ),
+    "more writes than a history keeps, read by an atomic": (
+        "atom.acquire.gpu.exch r0 y 10; st.relaxed.gpu x 1 | st.relaxed.gpu x 2; "
+        + "; ".join(f"st.release.gpu y {value}" for value in range(1, 10))
+    ),
+    "more writes than a history keeps": (
+        "ld.acquire.gpu r0 y; st.relaxed.gpu x 1 | st.relaxed.gpu x 2; "
+        + "; ".join(f"st.release.gpu y {value}" for value in range(1, 10))
+    ),
     "a read of another thread that misses it": (
         "ld.relaxed.gpu r0 x; fence.acq_rel.gpu; st.relaxed.gpu w 1 | st.relaxed.gpu y 1; st.release.gpu x 1 | "
         "ld.acquire.gpu r0 w; ld.relaxed.gpu r1 y"
@@ -260,3 +296,72 @@ def test_no_late_read_contradicts_what_was_done(name: str) -> None:
     (seen,) = observe([found], 16, walks=1200)
     assert (seen.race, seen.error) == (None, None)
     assert seen.outcomes == verdict.outcomes
+
+
+#: The same with accesses of some of the bytes alone: T0 stores 1 where T1 has stored 2 before its release.
+MIXED = {
+    "a vector over a scalar": (
+        "ld.acquire.gpu.global.u32 %r0, [%g+16]; st.relaxed.gpu.global.u32 [%g], %one;",
+        "st.relaxed.gpu.global.v2.u32 [%g], {%two, %two}; st.release.gpu.global.u32 [%g+16], %one;",
+    ),
+    "a scalar over a vector": (
+        "ld.acquire.gpu.global.u32 %r0, [%g+16]; st.relaxed.gpu.global.v2.u32 [%g], {%one, %one};",
+        "st.relaxed.gpu.global.u32 [%g], %two; st.release.gpu.global.u32 [%g+16], %one;",
+    ),
+    "a scalar over the second element of a vector": (
+        "ld.acquire.gpu.global.u32 %r0, [%g+16]; st.relaxed.gpu.global.v2.u32 [%g-8], {%one, %one};",
+        "st.relaxed.gpu.global.u32 [%g], %two; st.release.gpu.global.u32 [%g+16], %one;",
+    ),
+    "a late vector": (
+        "ld.acquire.gpu.global.v2.u32 {%r1, %r0}, [%g+16]; st.relaxed.gpu.global.u32 [%g], %one;",
+        "st.relaxed.gpu.global.u32 [%g], %two; st.release.gpu.global.u32 [%g+20], %one;",
+    ),
+    "a late vector before a fence": (
+        "ld.relaxed.gpu.global.v4.u32 {%r1, %r0, %r2, %r3}, [%g+16]; fence.acq_rel.gpu; "
+        "st.relaxed.gpu.global.u32 [%g], %one;",
+        "st.relaxed.gpu.global.u32 [%g], %two; fence.acq_rel.gpu; st.relaxed.gpu.global.u32 [%g+20], %one;",
+    ),
+}
+
+KERNEL = """
+.version 8.3
+.target sm_90
+.address_size 64
+.visible .entry mixed(.param .u64 memory, .param .u64 results)
+{{
+    .reg .pred %p;
+    .reg .b32 %cta, %one, %two, %r0, %r1, %r2, %r3;
+    .reg .b64 %g, %o;
+    ld.param.u64 %g, [memory];
+    ld.param.u64 %o, [results];
+    add.u64 %g, %g, 16;
+    mov.u32 %cta, %ctaid.x;
+    mov.u32 %one, 1;
+    mov.u32 %two, 2;
+    setp.ne.u32 %p, %cta, 0;
+    @%p bra OTHER;
+    {first}
+    st.global.u32 [%o], %r0;
+    ret;
+OTHER:
+    {second}
+    ret;
+}}
+"""
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_no_late_read_contradicts_accesses_of_other_widths(name: str) -> None:
+    first, second = MIXED[name]
+    module = ptx.Module.parse(KERNEL.format(first=first, second=second), "mixed")
+    seen = set[tuple[int, int]]()
+    schedules = [*map(ptx.Schedule, range(200)), *(ptx.Schedule(walk=way) for way in ptx.every_walk(200))]
+    for schedule in schedules:
+        memory, results = np.zeros(64, np.uint8), np.zeros(1, np.uint32)
+        arguments = [ptx.Buffer(memory, "memory"), ptx.Buffer(results, "results")]
+        with contextlib.suppress(ptx.Redundant):
+            ptx.launch(module, "mixed", (2, 1, 1), (1, 1, 1), arguments, schedule=schedule)
+            seen.add((int(results[0]), int(memory.view(np.uint32)[4])))
+    # Whoever has read the release stores after what came before it.
+    assert (1, 2) not in seen
+    assert {(0, 1), (0, 2), (1, 1)} <= seen

@@ -391,7 +391,7 @@ class Steps:
         if not any(self._late.values()):
             return
         for place, lanes in self._queues.groups(waiting=False).items():
-            if self._in_python[place] and self._speaking(place) is not None:
+            if not self._runs_on(place):
                 continue
             for lane in np.flatnonzero(lanes).tolist():
                 if self._may_go(lane, place):
@@ -404,28 +404,32 @@ class Steps:
                     self._held[lane] = _Step(lane, place, turn, Move((lane, place), _EVERYTHING))
 
     def _may_go(self, lane: int, place: int) -> bool:
-        """Whether a thread may run from a place on, up to where Python does the next block."""
+        """Whether a thread may run from a place on, up to where it communicates."""
         late = self._late.get(lane)
         if not late:
             return True
-        ahead = self._natively(place)
+        ahead = self._ahead_of(place)
         return all(ahead <= self._within(step) for step in late)
 
     def _within(self, late: _Step) -> frozenset[int]:
         """The places that a thread may run before what it has put off."""
         return self._windows.wider(late.place).behind if late.passes else self._windows.window(late.place)
 
-    def _natively(self, place: int) -> frozenset[int]:
-        """The places that a thread may run from a place on, before Python does a block."""
+    def _ahead_of(self, place: int) -> frozenset[int]:
+        """The places that a thread may run from a place on, before it communicates."""
         found, ahead = {place}, [place]
         while ahead:
             here = ahead.pop()
-            if not self._in_python[here]:
-                targets = [each for each in self._code.program.blocks[here].terminator.targets if each not in found]
-                new = [each for each in targets if not self._in_python[each]]
+            if self._runs_on(here):
+                targets = self._code.program.blocks[here].terminator.targets
+                new = [each for each in targets if each not in found and self._runs_on(each)]
                 found.update(new)
                 ahead += new
         return frozenset(found)
+
+    def _runs_on(self, place: int) -> bool:
+        """Whether a thread does not stop at a block: native code runs it, or nobody can tell when it happens."""
+        return not self._in_python[place] or self._speaking(place) is None
 
     def _mask(self, lane: int) -> Array:
         mask = np.zeros(self._machine.lanes, bool)
