@@ -71,15 +71,15 @@ def test_the_guide_shows_a_finding(tmp_path: Path) -> None:
 def test_one_record_is_asked_for_as_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choices of strong accesses ask for one record at a time: the answer is that for arrays of them."""
     asked = set[bool]()
-    one = Clocks.is_ordered
+    one = Clocks.knows
 
     def both(self: Clocks, lane: int, record: int) -> bool:
         found = bool(one(self, lane, record))
-        assert found == bool(self.ordered(np.array([lane]), np.array([record]))[0])
+        assert found == bool(self.known(np.array([lane]), np.array([record]))[0])
         asked.add(found)
         return found
 
-    monkeypatch.setattr(Clocks, "is_ordered", both)
+    monkeypatch.setattr(Clocks, "knows", both)
     # A chain of blocks, each of which waits for the one before it behind a fence, and all of them count.
     body = """
         mov.u32 %r3, %ctaid.x; mul.wide.u32 %d3, %r3, 4; add.s64 %d3, %d3, %d0; setp.eq.u32 %p1, %r3, 0; @%p1 bra GO;

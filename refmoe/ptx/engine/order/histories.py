@@ -128,7 +128,7 @@ class History:
         chosen.is_read(record)
         return chosen
 
-    def write(self, made: RecordedWrite, knows: Knows, choices: Choosing, keep: bool) -> bool:
+    def write(self, made: RecordedWrite, knows: Knows, choices: Choosing, keep: bool = False) -> bool:
         """Put a write where it may come. Returns whether it is the last.
 
         `keep`: whether the first ones are kept however many there are: somebody may read them late.
@@ -163,7 +163,7 @@ class History:
         chosen.is_read(record)
         return chosen
 
-    def follow(self, chosen: RecordedWrite, made: RecordedWrite, keep: bool) -> RecordedWrite:
+    def follow(self, chosen: RecordedWrite, made: RecordedWrite, keep: bool = False) -> RecordedWrite:
         """An atomic that read a write comes right behind it; `keep` see `write`."""
         chosen.followed = True
         self.writes.insert(self._place(chosen) + 1, made)
