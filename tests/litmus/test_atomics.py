@@ -61,6 +61,7 @@ ORDERED = [
     "atom.relaxed.cluster.cas r1 y 1 2; atom.release.gpu.add r0 y 1 | atom.acquire.gpu.cas r1 y 1 9",
     # More writes than are remembered, and an atomic behind the first of them.
     "; ".join(f"st.relaxed.gpu x {value}" for value in range(1, 10)) + " | atom.relaxed.gpu.add r0 x 100",
+    "; ".join(f"st.relaxed.gpu x {value}" for value in range(1, 10)) + " | fence.sc.gpu; atom.relaxed.gpu.add r0 x 100",
 ]
 
 

@@ -217,7 +217,8 @@ LEARNED = {
     ),
     "where there is nothing else to read, in the second block": (
         "1.1.0: st.weak u 1; st.release.cta a 1 | "
-        "1.0.0: until ld.relaxed.cta r1 a == 1; ld.acquire.cta r0 a; st.relaxed.cta b 1; ld.weak r2 u | "
+        "1.0.0: until ld.relaxed.cta r1 a == 1; ld.acquire.cta r0 a; st.relaxed.cta b 1; ld.weak r2 u; "
+        "st.relaxed.cta c 1 | "
         "0.0.0: st.relaxed.gpu y 1"
     ),
     "by who follows an atomic that acquires and releases": (

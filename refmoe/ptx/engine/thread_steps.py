@@ -224,7 +224,7 @@ class Steps:
         if not step.late:
             del self._ahead[step.lane]
             self._last[step.lane] = step
-            for late in self._told(step) if late_lanes else ():
+            for late in self._told(step) if late_lanes and not self._is_fence(step) else ():
                 self._machine.strong.be_told(late.lane, late.deferred, step.lane, self._keys(step.move.footprint))
             self._cross(step)
         if step.move.footprint.writes:
@@ -276,6 +276,8 @@ class Steps:
         Nor may it write some of the bytes alone that another thread acquires late: their history would begin anew.
         """
         strong, keys = self._machine.strong, self._keys
+        if self._is_fence(step):
+            return False
         acquiring = (each for each in itertools.chain(*self._late.values()) if each.acquired)
         if any(self._writes_there(step, each) and not _alike(step, each) for each in acquiring):
             return True
