@@ -51,18 +51,16 @@ def litmus(
     from refmoe.tables import plain_table
     from refmoe.verify.workers import deaf_to_interrupts, worker_pool
 
-    def watched(what: str, items: Iterable[T]) -> Iterable[T]:
-        return tracked(items, what, -(-programs // BATCH))
-
     def spread(work: Callable[[B], T], batches: Iterable[B]) -> Iterable[T]:
-        if jobs == 1:
-            yield from watched("run", map(work, batches))
+        # Before the processes start, while Ctrl-C ends the command.
+        held = list(tracked(batches, "judged", -(-programs // BATCH)))
+        if jobs == 1 or not held:
+            yield from tracked(map(work, held), "run", len(held))
             return
-        batches = list(watched("judged", batches))  # before the processes start, while Ctrl-C ends the command
         with worker_pool(jobs) as pool:
             with deaf_to_interrupts():
-                results = pool.map(work, batches)
-            yield from watched("run", results)
+                results = pool.map(work, held)
+            yield from tracked(results, "run", len(held))
 
     result = compare(judged(programs, seed), schedules, walks, spread)
     document = {"seed": seed, "schedules": schedules, "walks": walks, **result.document()}

@@ -285,7 +285,8 @@ def compare(
     """Run programs, each under so many schedules, and hold them against their verdicts.
 
     A racy program is run until a race is found, and one without a race at least until all its outcomes were seen, if
-    that takes no more than so many `walks` beyond the schedules.
+    that takes no more than so many `walks` beyond the schedules. With `ENOUGH_WALKS` those that lack something are run
+    again, see `PATIENCE`, each by itself: they take by far the longest.
 
     Args:
         programs: programs with their verdicts.
@@ -295,10 +296,23 @@ def compare(
     """
     report = LitmusReport(whole=walks >= ENOUGH_WALKS)
     batches, again = itertools.tee(_batches(programs))
+    every, found = list[tuple[Program, ModelVerdict]](), list[Observation]()
     for batch, observations in zip(again, spread(partial(_observed, schedules, walks), batches), strict=True):
-        for (program, verdict), observation in zip(batch, observations, strict=True):
-            report.add(program, verdict, observation)
+        every += batch
+        found += observations
+    for times in PATIENCE if report.whole else ():
+        lacking = [number for number, (_, verdict) in enumerate(every) if _lacks(verdict, found[number])]
+        results = spread(partial(_observed, schedules, times * walks), ((every[number],) for number in lacking))
+        for number, (observation,) in zip(lacking, results, strict=True):
+            found[number] = observation
+    for (program, verdict), observation in zip(every, found, strict=True):
+        report.add(program, verdict, observation)
     return report
+
+
+def _lacks(verdict: ModelVerdict, observation: Observation) -> bool:
+    """Whether more runs might find what a program lacks."""
+    return judge_observation(verdict, observation, shows_all(verdict)) in ("missed", "not all seen")
 
 
 def _batches(programs: Iterable[tuple[Program, ModelVerdict]]) -> Iterator[Batch]:
@@ -309,17 +323,9 @@ def _batches(programs: Iterable[tuple[Program, ModelVerdict]]) -> Iterator[Batch
 
 
 def _observed(schedules: int, walks: int, batch: Batch) -> list[Observation]:
-    """What became of a batch; with `ENOUGH_WALKS`, a program that has not shown all gets `PATIENCE` times as many."""
+    """What became of a batch."""
     enough = [_enough(verdict) for _, verdict in batch]
-    found = list(observe([program for program, _ in batch], schedules, walks=walks, expected=enough))
-    if walks < ENOUGH_WALKS:
-        return found
-    for (number, (program, verdict)), times in itertools.product(enumerate(batch), PATIENCE):
-        whole = shows_all(verdict)
-        if judge_observation(verdict, found[number], whole) in ("missed", "not all seen"):
-            wanted = [_enough(verdict)]
-            found[number] = next(iter(observe([program], schedules, walks=times * walks, expected=wanted)))
-    return found
+    return list(observe([program for program, _ in batch], schedules, walks=walks, expected=enough))
 
 
 def _enough(verdict: ModelVerdict) -> frozenset[tuple[int, ...]]:

@@ -17,13 +17,12 @@ from refmoe.mutation.proofs.domains import Domains
 from refmoe.mutation.proofs.facts import PathFacts
 from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
 from refmoe.mutation.proofs.functions import CalledModule
-from refmoe.mutation.proofs.heads import same_heads
+from refmoe.mutation.proofs.heads import namings, same_heads
 from refmoe.mutation.proofs.lanes import LaneGroups
 from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
 from refmoe.mutation.proofs.places import ArrayPlaces
 from refmoe.mutation.proofs.program import WARP, EntryCode, NoProof
 from refmoe.mutation.proofs.ranges import Ranges
-from refmoe.mutation.proofs.registers import namings
 from refmoe.mutation.proofs.rounds import UnseenRounds
 from refmoe.mutation.proofs.solver import WordSolver
 from refmoe.mutation.proofs.trials import Trial, tried

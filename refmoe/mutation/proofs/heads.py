@@ -1,4 +1,10 @@
-"""What two texts of an entry declare."""
+"""What two texts of an entry declare, and how they name registers.
+
+A register of the sound entry that nothing wrote counts as the one of the same name in the other entry. A changed source
+gives the same registers other numbers, so where numbers have moved, that is another register. So the other entry is
+also tried with names that the sound one does not have: then each register that nothing wrote may be taken for any one
+of the other entry, always the same one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,9 @@ _THREADS = re.compile(r"^\.maxntid\s+(\d+)[^\n]*\n", re.MULTILINE)
 _SHARED = re.compile(r"^\s*\.(?:shared|const|global)\b[^\n]*\n", re.MULTILINE)
 _LOCAL = re.compile(r"^\s*(\.local\b[^\n]*)\[(\d+)\];\n", re.MULTILINE)
 
+_DECLARED = re.compile(r"^\s*\.reg\b[^\n]*\n", re.MULTILINE)
+_NUMBERED = re.compile(r"%(pr|p|rs|rd|rq|rc|r|fd|f|hh|h|b)(?=\d|<)")
+
 
 def same_heads(sound: str, other: str) -> bool:
     """Whether all but instructions and registers is the same, up to hints; what was allowed to launch still is."""
@@ -20,3 +29,10 @@ def same_heads(sound: str, other: str) -> bool:
     local = [{match[1]: int(match[2]) for match in _LOCAL.finditer(text)} for text in (sound, other)]
     room = local[0].keys() == local[1].keys() and all(local[1][name] >= size for name, size in local[0].items())
     return heads[0] == heads[1] and memory[0] == memory[1] and threads[1] >= threads[0] and room
+
+
+def namings(sound: str, other: str) -> list[str]:
+    """The texts that stand for the other entry: with names of its own, where numbers have moved, and as it is."""
+    if _DECLARED.findall(sound) == _DECLARED.findall(other):
+        return [other]
+    return [_NUMBERED.sub(r"%\1_other_", other), other]
