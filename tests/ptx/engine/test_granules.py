@@ -9,9 +9,16 @@ from support.ptx_ways import Way, ways
 
 from refmoe import ptx
 from refmoe.ptx.engine.order.granules import Granules
+from refmoe.ptx.state import pages
 from refmoe.ptx.state.pages import PAGE, resident_bytes
 
 SIZE = 3 * PAGE + 96
+
+
+@pytest.fixture
+def nothing_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launch before has left memory whose pages are resident already."""
+    monkeypatch.setattr(pages, "_ZEROS", pages.Spare())
 
 
 def slot(granules: Granules, byte: int) -> int:
@@ -79,6 +86,7 @@ def test_a_record_is_written_for_every_granule_of_a_range(seed: int) -> None:
     assert np.count_nonzero(granules.writes) == np.unique(np.array(at)[wanted != 0]).size
 
 
+@pytest.mark.usefixtures("nothing_spare")
 def test_a_byte_makes_only_its_own_page_fine() -> None:
     granules = Granules(1 << 26, 2)
     index = np.arange(0, 1 << 20, 4)
@@ -94,6 +102,7 @@ def test_a_byte_makes_only_its_own_page_fine() -> None:
     assert [granules.states[page] for page in (2, 3, 4)] == [3, 1, 3]
 
 
+@pytest.mark.usefixtures("nothing_spare")
 def test_a_page_that_splits_makes_nothing_resident_beside_its_records() -> None:
     granules = Granules(1 << 20, 2)
     at, _ = granules.cover(np.array([PAGE + 16, PAGE + 3072]), 16)
@@ -105,6 +114,7 @@ def test_a_page_that_splits_makes_nothing_resident_beside_its_records() -> None:
     assert resident_bytes(granules.records) == 2 * PAGE
 
 
+@pytest.mark.usefixtures("nothing_spare")
 def test_nothing_is_resident_before_the_first_access() -> None:
     granules = Granules(1 << 30, 2)
     assert resident_bytes(granules.records) == resident_bytes(granules.states) == 0
