@@ -13,11 +13,11 @@ from typing import Any
 from refmoe.mutation.proofs.acts import UnusedParts
 from refmoe.mutation.proofs.conditions import Conditions
 from refmoe.mutation.proofs.counters import Counters
+from refmoe.mutation.proofs.declarations import namings, same_heads
 from refmoe.mutation.proofs.domains import Domains
 from refmoe.mutation.proofs.facts import PathFacts
 from refmoe.mutation.proofs.flow import Act, Paths, SideBySide
 from refmoe.mutation.proofs.functions import CalledModule
-from refmoe.mutation.proofs.heads import namings, same_heads
 from refmoe.mutation.proofs.lanes import LaneGroups
 from refmoe.mutation.proofs.nodes import EITHER_WAY, Node, Nodes
 from refmoe.mutation.proofs.places import ArrayPlaces

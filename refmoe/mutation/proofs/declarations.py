@@ -1,10 +1,4 @@
-"""What two texts of an entry declare, and how they name registers.
-
-A register of the sound entry that nothing wrote counts as the one of the same name in the other entry. A changed source
-gives the same registers other numbers, so where numbers have moved, that is another register. So the other entry is
-also tried with names that the sound one does not have: then each register that nothing wrote may be taken for any one
-of the other entry, always the same one.
-"""
+"""What two texts of an entry declare: who may launch it, memory, and the names of its registers."""
 
 from __future__ import annotations
 
@@ -15,7 +9,6 @@ _HINTS = re.compile(r"^\.(?:minnctapersm|maxnctapersm|pragma)\b[^\n]*\n", re.MUL
 _THREADS = re.compile(r"^\.maxntid\s+(\d+)[^\n]*\n", re.MULTILINE)
 _SHARED = re.compile(r"^\s*\.(?:shared|const|global)\b[^\n]*\n", re.MULTILINE)
 _LOCAL = re.compile(r"^\s*(\.local\b[^\n]*)\[(\d+)\];\n", re.MULTILINE)
-
 _DECLARED = re.compile(r"^\s*\.reg\b[^\n]*\n", re.MULTILINE)
 _NUMBERED = re.compile(r"%(pr|p|rs|rd|rq|rc|r|fd|f|hh|h|b)(?=\d|<)")
 
@@ -32,7 +25,12 @@ def same_heads(sound: str, other: str) -> bool:
 
 
 def namings(sound: str, other: str) -> list[str]:
-    """The texts that stand for the other entry: with names of its own, where numbers have moved, and as it is."""
+    """The texts that stand for the other entry: with names of its own, where numbers have moved, and as it is.
+
+    A register of the sound entry that nothing wrote counts as the one of the same name in the other entry. A changed
+    source gives the same registers other numbers, and then that is another register. With names that the sound entry
+    does not have, each such register may be taken for any one of the other entry, always the same one.
+    """
     if _DECLARED.findall(sound) == _DECLARED.findall(other):
         return [other]
     return [_NUMBERED.sub(r"%\1_other_", other), other]

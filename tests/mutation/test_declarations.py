@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from refmoe.mutation.proofs.declarations import namings
 from refmoe.mutation.proofs.equality import same_kernel
-from refmoe.mutation.proofs.heads import namings
 from tests.mutation.test_proofs import small
 
 #: Two loops of no round leave what nobody wrote to be chosen where the number is not 0.
