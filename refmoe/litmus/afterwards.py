@@ -4,7 +4,10 @@ Of two fences `.sc` either may be the first one. An access behind the one, and a
 which it was, when the thread of the second has long gone on. What it did since then has come behind the first fence.
 
 A read may happen after later accesses of its thread, whatever fence lies between, unless who is told of these has
-done what the read sees. A read that acquires may do so, too, and so may one that a fence makes an acquire.
+done what the read sees. A read that acquires may do so, too, and so may one that a fence makes an acquire. If it is of
+bytes that its thread stores next, it takes what comes under that store, though it is another thread's later one.
+
+A thread that has released passes that on by whatever it writes there next, wherever the first write came.
 """
 
 from __future__ import annotations
@@ -21,8 +24,14 @@ Telling = Literal["read", "swap", "add", "read of a third", "write"]
 TELLING: tuple[Telling, ...] = ("read", "swap", "add", "read of a third", "write")
 #: What a read that happens late is.
 LATE = ("acquire", "fence", "fence.sc", "atomic", "atomic that releases")
+#: What a read is of bytes that its thread stores next.
+OVERTAKEN = ("relaxed", *LATE)
+#: How its thread passes on that it has stored.
+PASSED = ("relaxed", "release", "acq_rel", "sc")
 #: How what it reads was released.
 RELEASES = ("relaxed", "release", "fence", "atomic")
+#: What another thread writes to a place where a thread writes twice.
+BETWEEN = ("nothing", "relaxed", "release", "atomic")
 _FENCES: tuple[Fence | None, ...] = (None, Fence("sc", "cta"), Fence("sc", "cluster"), Fence("sc", "gpu"))
 _WHERE = ("lanes", "warps", "CTAs")
 _X, _Y, _Z, _D, _W = (Address.of(name) for name in "xyzuw")
@@ -33,6 +42,8 @@ def afterwards() -> Iterator[Program]:
     """All of them."""
     yield from told()
     yield from late()
+    yield from overtaken()
+    yield from written_again()
 
 
 def _load(register: str, at: Address, order: str = "relaxed") -> Load:
@@ -104,9 +115,37 @@ def late() -> Iterator[Program]:
                     yield _built("late by two", cause + after, where, [thread, held])
 
 
+def overtaken() -> Iterator[Program]:
+    """A read, and behind it a store of the same bytes, under which comes that of a thread that knows of a later one."""
+    for read, passed, observer, where in itertools.product(OVERTAKEN, PASSED, ("read", "swap"), _WHERE):
+        for x, y in (_X, _Y), _SHARED[:2]:
+            if x == _SHARED[0] and where == "CTAs":
+                continue
+            fence = None if passed in ("relaxed", "release") else Fence(passed, "gpu")  # type: ignore[arg-type]
+            last = _store(y, 1, "release" if passed == "release" else "relaxed")
+            thread: list[Instruction | None] = [*_late(read, x), _store(x, 2), fence, last]
+            observed = _load("r0", y) if observer == "read" else _atomic("exch", y, 3)
+            cause = f"{read}, {passed}, {observer}" + (", shared" if x == _SHARED[0] else "")
+            yield _built("overtaken", cause, where, [thread, [observed, _store(x, "r0")]])
+
+
+def written_again() -> Iterator[Program]:
+    """A message is read where its writer has written again, behind its release."""
+    for release, again, between, where in itertools.product(RELEASES, ("store", "swap"), BETWEEN, _WHERE):
+        second = _store(_X, 2) if again == "store" else _atomic("exch", _X, 2)
+        writer: list[Instruction | None] = [Store(_D, 7), *_release(release, _X), second]
+        reader: list[Instruction | None] = [_load("r0", _X, "acquire"), If("r0", 2, (Load("r1", _D),))]
+        other: list[list[Instruction | None]] = []
+        if between == "atomic":
+            other = [[_atomic("add", _X, 16)]]
+        elif between != "nothing":
+            other = [[_store(_X, 9, between)]]
+        yield _built("written again", f"{release}, {again}, {between}", where, [writer, *other, reader])
+
+
 def _late(read: str, at: Address) -> tuple[Instruction, ...]:
-    if read == "acquire":
-        return (_load("r0", at, "acquire"),)
+    if read in ("relaxed", "acquire"):
+        return (_load("r0", at, read),)
     if read.startswith("fence"):
         return (_load("r0", at), Fence("sc" if read == "fence.sc" else "acq_rel", "gpu"))
     return (_atomic("add", at, 2, "acquire" if read == "atomic" else "acq_rel"),)

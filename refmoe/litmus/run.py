@@ -39,6 +39,8 @@ KINDS: tuple[Kind, ...] = ("agrees", "open", "missed", "false alarm", "outside t
 ENOUGH_WALKS = 400
 #: But one that has more outcomes than these, which need more walks.
 FEW_OUTCOMES = 48
+#: Walks of a program that has shown all its outcomes: a false alarm may lie on a way on which no outcome is new.
+LEAST_WALKS = 48
 #: A program that has not shown them all, or whose race has not been found, is walked again, so many times as often.
 PATIENCE = (30, 200)
 
@@ -72,7 +74,8 @@ def observe(
         schedules: how many, from 0 on.
         launch: what runs a kernel, with the arguments of `refmoe.ptx.launch`.
         walks: how many more there may be: ways through the tree of all schedules, see `refmoe.ptx.every_walk`.
-        expected: of each program the outcomes with which there are enough: it is walked until all of them were seen.
+        expected: of each program the outcomes with which there are enough: it is walked until all of them were seen,
+            and at least `LEAST_WALKS` times.
     """
     wanted = [None] * len(programs) if expected is None else expected
     for start in range(0, len(programs), BATCH):
@@ -84,7 +87,7 @@ def observe(
             failed = Observation(frozenset())
             enough = wanted[start + number]
             for count, schedule in enumerate(_schedules(schedules, walks)):
-                if count >= schedules and enough is not None and seen >= enough:
+                if count >= schedules + min(walks, LEAST_WALKS) and enough is not None and seen >= enough:
                     break
                 try:
                     outcome = _run(module, number, program, schedule, launch)

@@ -24,7 +24,7 @@ import numpy as np
 from refmoe.ptx.engine.code import Code
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.native_state import places_of
-from refmoe.ptx.engine.order.outcomes import Acquiring, Deferred
+from refmoe.ptx.engine.order.deferred import Acquiring, Deferred
 from refmoe.ptx.exploration import Footprint, Move
 from refmoe.ptx.native.context import Place
 from refmoe.ptx.program.blocks import communicates
@@ -80,6 +80,7 @@ class _Step:
         passes: whether the thread has come past a fence, an acquire or a release since then.
         released: whether one of these passes something on.
         in_order: the widest scope of the `fence.sc` that it has come past, see `refmoe.ptx.state.records`; 0 for none.
+        overtaken: whether the thread has stored to the same bytes since then.
     """
 
     lane: int
@@ -90,6 +91,7 @@ class _Step:
     passes: bool = False
     released: bool = False
     in_order: int = 0
+    overtaken: bool = False
 
     @property
     def late(self) -> bool:
@@ -103,12 +105,18 @@ class _Step:
 
     def passing(self, releases: bool, acquiring: Acquiring | None, in_order: int) -> _Step:
         """The same, passing what releases, what acquires, or what is in order with others in a scope; 0 for none."""
-        assert self.deferred is not None
-        deferred = self.deferred
-        if acquiring is not None and acquiring.scope > deferred.acquired:
-            deferred = replace(deferred, acquires=(*deferred.acquires, acquiring))
+        passed = self if acquiring is None else self.acquiring(acquiring, None)
         released, in_order = self.released or releases, max(self.in_order, in_order)
-        return replace(self, deferred=deferred, passes=True, released=released, in_order=in_order)
+        return replace(passed, passes=True, released=released, in_order=in_order)
+
+    def acquiring(self, acquiring: Acquiring, behind: _Step | None) -> _Step:
+        """The same, and what it reads is acquired there, perhaps by a step of the same bytes that is put off, too."""
+        deferred = self.deferred
+        assert deferred is not None
+        if acquiring.scope > deferred.acquired:
+            deferred = replace(deferred, acquires=(*deferred.acquires, acquiring))
+        makes_room = deferred.makes_room or (behind is not None and behind.move.footprint.writes)
+        return replace(self, deferred=replace(deferred, makes_room=makes_room))
 
 
 class Runner(Lanes):
@@ -182,11 +190,11 @@ class Steps:
                     return None
                 mask = self._mask(step.lane)
                 if step.late:
-                    self._late[step.lane].remove(step)
                     self._happen(step, mask)
-                elif self._may_put_off(step) and (self._is_behind(step) or self._choices.below(2)):
+                elif self._may_put_off(step) and (self._has_to_wait(step) or self._choices.below(2)):
                     self._put_off(step, mask)
                 else:
+                    self._overtake(step)
                     return step.turn, step.place, mask
                 continue
             here = [(place, lanes) for place, lanes in groups.items() if self._in_python[place]]
@@ -241,8 +249,14 @@ class Steps:
         scope = self._own_scope(step)
         if scope and step.move.footprint.space not in ("global", "shared"):
             return False
-        # Behind another read of its own it would have to take what that one took.
-        return not scope or (not self._is_behind(step) and self._reads_nothing(step.lane, step, scope))
+        front = self._in_front(step)
+        if not scope or not front:
+            return not scope or self._reads_nothing(step.lane, step, scope)
+        # Behind other reads of its own it takes what these took, or what came later: so they acquire that, too.
+        return all(
+            _alike(step, each) and not self._is_a(each, "st") and self._reads_nothing(step.lane, each, scope)
+            for each in (*front, step)
+        )
 
     def _own_scope(self, step: _Step) -> int:
         """The scope in which an access acquires what it reads; 0 if it does not."""
@@ -252,7 +266,7 @@ class Steps:
     def _reads_nothing(self, lane: int, late: _Step, scope: int) -> bool:
         """Whether what a lane puts off might acquire nothing in a scope, were it to happen now."""
         touched, mine = late.move.footprint, self._late.values()
-        silent = self._machine.strong.may_learn_nothing(lane, scope, self._keys(touched), touched.writes)
+        silent = self._machine.strong.may_learn_nothing(lane, scope, self._keys(touched), touched.writes, late.deferred)
         return silent and not (
             touched.writes and any(self._writes_there(each, late) for each in itertools.chain(*mine))
         )
@@ -273,13 +287,14 @@ class Steps:
     def _is_kept_from_writing(self, step: _Step) -> bool:
         """Whether a step would tell an atomic of another thread that is put off what comes after it.
 
-        Nor may it write some of the bytes alone that another thread acquires late: their history would begin anew.
+        Nor may it write some of the bytes alone that another thread acquires late, or has stored to since: their
+        history would begin anew.
         """
         strong, keys = self._machine.strong, self._keys
         if self._is_fence(step):
             return False
-        acquiring = (each for each in itertools.chain(*self._late.values()) if each.acquired)
-        if any(self._writes_there(step, each) and not _alike(step, each) for each in acquiring):
+        whole = (each for each in itertools.chain(*self._late.values()) if each.acquired or each.overtaken)
+        if any(self._writes_there(step, each) and not _alike(step, each) for each in whole):
             return True
         return any(
             step.move.footprint.space == "everything"
@@ -306,19 +321,23 @@ class Steps:
 
     def _put_off(self, step: _Step, mask: Array) -> None:
         """A thread goes on without its access."""
-        machine = self._machine
+        machine, scope = self._machine, self._own_scope(step)
         machine.tick(machine.launch.clock + 1)
         move = Move(("late", step.lane, step.place), step.move.footprint)
-        deferred = machine.strong.defer(step.lane, self._own_scope(step))
-        late = _Step(step.lane, step.place, step.turn, move, deferred)
-        self._late.setdefault(step.lane, []).append(late)
+        mine = self._late.setdefault(step.lane, [])
+        if scope:
+            acquiring, front = machine.strong.acquiring(scope), self._in_front(step)
+            mine[:] = [each.acquiring(acquiring, step) if each in front else each for each in mine]
+        deferred = machine.strong.defer(step.lane, scope)
+        mine.append(_Step(step.lane, step.place, step.turn, move, deferred))
         (target,) = self._code.program.blocks[step.place].terminator.targets
         self._queues.arrive(target, step.turn, mask)
 
     def _happen(self, late: _Step, mask: Array) -> None:
-        """A thread makes an access that it has put off."""
+        """A thread makes an access that it has put off, and at once those behind it that it makes room for."""
         machine = self._machine
         assert late.deferred is not None
+        self._late[late.lane].remove(late)
         machine.tick(machine.launch.clock + 1)
         now, machine.strong.deferred = machine.launch.clock, late.deferred
         machine.tick(late.deferred.clock)
@@ -327,7 +346,10 @@ class Steps:
         finally:
             machine.strong.deferred = None
             machine.tick(now)
-        if not self._late.get(late.lane):
+        left = self._late[late.lane]
+        if late.deferred.makes_room:
+            self._happen(next(each for each in left if _overlap(each.move.footprint, late.move.footprint)), mask)
+        elif not left:
             machine.strong.happened(late.lane)
 
     def _cross(self, step: _Step) -> None:
@@ -450,12 +472,57 @@ class Steps:
         """Whether a thread may take a step before what it has put off."""
         return all(
             (step.place in self._within(late) or self._may_cross(step, late)) for late in self._late.get(step.lane, ())
-        ) and (not self._is_behind(step) or self._may_put_off(step))
+        ) and (not self._has_to_wait(step) or self._may_put_off(step))
 
     def _is_behind(self, step: _Step) -> bool:
-        """Whether a step is of bytes of which its thread has put an access off: it may only be put off, too."""
+        """Whether a step is of bytes of which its thread has put an access off."""
+        return bool(self._in_front(step))
+
+    def _in_front(self, step: _Step) -> list[_Step]:
+        """What the thread of a step has put off that is of its bytes."""
         late = () if self._is_fence(step) else self._late.get(step.lane, ())
-        return any(_overlap(step.move.footprint, each.move.footprint) for each in late)
+        return [each for each in late if _overlap(step.move.footprint, each.move.footprint)]
+
+    def _has_to_wait(self, step: _Step) -> bool:
+        """Whether a step may only come behind what its thread has put off.
+
+        A store may come before reads of its bytes, and before atomics: they then take what is under it. A swap that
+        releases if it finds what it compares with is none of these: nobody knows what the store passes on.
+        """
+        front = self._in_front(step)
+        if front and not self._is_a(step, "st"):
+            return True
+        return any(
+            not _alike(step, each) or self._is_a(each, "st") or (self._releases(each) and self._is_a(each, "cas"))
+            for each in front
+        )
+
+    def _is_a(self, step: _Step, part: str) -> bool:
+        """Whether a step is by an instruction whose opcode has such a part."""
+        instruction = self._speaking(step.place)
+        return instruction is not None and part in instruction.opcode.split(".")
+
+    def _overtake(self, step: _Step) -> None:
+        """A thread takes a step before what it has put off of its bytes."""
+        front = self._in_front(step)
+        for each in front:
+            releases = self._releases(each)
+            if releases:
+                self._release_early(each)
+            mine = self._late[step.lane]
+            mine[mine.index(each)] = replace(each, overtaken=True, released=each.released or releases)
+        # What an atomic acquires that comes under others may be more than its thread may know.
+        if any(each.acquired and each.move.footprint.writes for each in front):
+            self._machine.strong.come_last(step.lane)
+
+    def _release_early(self, late: _Step) -> None:
+        instruction, deferred = self._speaking(late.place), late.deferred
+        assert instruction is not None
+        assert deferred is not None
+        opcode = memory_opcode(instruction.opcode)
+        assert opcode is not None
+        elements = self._keys(late.move.footprint)[:: opcode.size]
+        self._machine.strong.release_early(late.lane, elements, opcode.size, scope_of(instruction), deferred)
 
     def _may_cross(self, step: _Step, late: _Step) -> bool:
         """Whether what a thread has put off may pass a step that orders, which then tells nobody anything."""
@@ -484,8 +551,8 @@ class Steps:
     def give_back(self) -> None:
         """All lanes are where they would be without this."""
         for late in self._late.values():
-            for step in late:
-                self._happen(step, self._mask(step.lane))
+            while late:
+                self._happen(late[0], self._mask(late[0].lane))
         for step in (*self._ahead.values(), *self._held.values()):
             self._queues.arrive(step.place, step.turn, self._mask(step.lane))
         if self._machine.strong is not None:

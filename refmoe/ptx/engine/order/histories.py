@@ -95,9 +95,10 @@ class History:
                 return place
         return 0
 
-    def readable(self, knows: Knows) -> list[RecordedWrite]:
-        """The writes that a thread may read."""
-        return self.writes[self._oldest(knows) :]
+    def readable(self, knows: Knows, count: int) -> list[RecordedWrite]:
+        """The writes that a thread may read, of the first `count` ones."""
+        oldest, newest = self._range(knows, count)
+        return self.writes[oldest : newest + 1]
 
     def behind(self, write: RecordedWrite) -> list[RecordedWrite]:
         """The writes that come after one."""
@@ -112,11 +113,14 @@ class History:
         return next(number for number, each in enumerate(self.writes) if each is write)
 
     def read(
-        self, lane: int, record: int, knows: Knows, choices: Choosing,
+        self, lane: int, record: int, knows: Knows, choices: Choosing, count: int,
         admits: Callable[[RecordedWrite], bool] | None = None,
     ) -> RecordedWrite:  # fmt: skip
-        """The write that a lane's read takes: with `admits` one that it admits, or the oldest if it admits none."""
-        oldest, newest = self._oldest(knows), len(self.writes) - 1
+        """The write that a lane's read takes, of the first `count` ones.
+
+        With `admits` it is one that it admits, or the oldest if it admits none.
+        """
+        oldest, newest = self._range(knows, count)
         place = newest
         if admits is not None:
             places = [place for place in range(oldest, newest + 1) if admits(self.writes[place])] or [oldest]
@@ -128,25 +132,32 @@ class History:
         chosen.is_read(record)
         return chosen
 
-    def write(self, made: RecordedWrite, knows: Knows, choices: Choosing, keep: bool = False) -> bool:
-        """Put a write where it may come. Returns whether it is the last.
+    def _range(self, knows: Knows, count: int) -> tuple[int, int]:
+        """The places of the oldest and of the newest of the first `count` writes that a thread may read."""
+        newest = max(count - 1, 0)
+        return min(self._oldest(knows), newest), newest
+
+    def write(
+        self, made: RecordedWrite, knows: Knows, choices: Choosing, keep: bool = False, last: bool = False
+    ) -> bool:
+        """Put a write where it may come, or with `last` behind all others. Returns whether it is the last.
 
         `keep`: whether the first ones are kept however many there are: somebody may read them late.
         """
         oldest, end = self._oldest(knows), len(self.writes)
         places = [place for place in range(oldest + 1, end) if not self.writes[place - 1].followed]
         # What was there before a launch's writes is its own start.
-        place = [*places, end][choices.below(len(places) + 1)]
+        place = end if last else [*places, end][choices.below(len(places) + 1)]
         self.writes.insert(place, made)
         self._trim(keep)
         return place == end
 
     def take(
-        self, lane: int, record: int, knows: Knows, choices: Choosing, writes: Callable[[bytes], bool],
+        self, lane: int, record: int, knows: Knows, choices: Choosing, count: int, writes: Callable[[bytes], bool],
         admits: Callable[[RecordedWrite], bool] | None = None,
     ) -> RecordedWrite:  # fmt: skip
-        """The write that a lane's atomic reads, behind which there is room if it writes; `admits` see `read`."""
-        oldest, newest = self._oldest(knows), len(self.writes) - 1
+        """The write that a lane's atomic reads, behind which there is room if it writes; the others see `read`."""
+        oldest, newest = self._range(knows, count)
         places = [
             place
             for place in range(oldest, newest + 1)
@@ -173,6 +184,25 @@ class History:
     def _trim(self, keep: bool) -> None:
         if not keep:
             del self.writes[:-_LAST]
+
+
+@dataclass(frozen=True)
+class NotedAccess:
+    """A strong access of a lane.
+
+    Attributes:
+        clock: the step of the launch.
+        keys: of its elements.
+        history: of the first one.
+        write: that it read, or made.
+        writes: whether it made it.
+    """
+
+    clock: int
+    keys: tuple[int, ...]
+    history: History
+    write: RecordedWrite
+    writes: bool
 
 
 def common_record(elements: list[int]) -> int:

@@ -9,22 +9,24 @@ already: nothing comes between the two. One that compares, and finds something e
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
+from refmoe.ptx.engine.order.deferred import Acquiring, Deferred
 from refmoe.ptx.engine.order.hindsight import Hindsight
-from refmoe.ptx.engine.order.histories import Choosing, History, RecordedWrite, common_record
+from refmoe.ptx.engine.order.histories import Choosing, History, NotedAccess, RecordedWrite, common_record
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.engine.order.lessons import Lessons
 from refmoe.ptx.engine.order.locations import FenceKnowledge, Location, Order, Reached, Releases
-from refmoe.ptx.engine.order.strong import Strong, StrongAccess
+from refmoe.ptx.engine.order.strong import Strong, StrongAccess, index_of
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import CLUSTER, SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
 
@@ -32,62 +34,8 @@ Array = Any
 # Warps whose accesses are remembered one by one, and so many of each lane: more than it has as long as threads take
 # single steps.
 _FEW_WARPS, _NOTED = 8, 512
-
-
-@dataclass(frozen=True)
-class Deferred:
-    """What the thread of an access had in front of it, which then was put off.
-
-    Attributes:
-        clock: the step of the launch in which it was.
-        known: what the thread knew.
-        fences: those of the thread, by scope, see `Strong`.
-        sequential: the fences `.sc` that came before.
-        acquires: what acquires what it reads: itself, or a fence that it passes.
-    """
-
-    clock: int
-    known: Knowledge
-    fences: dict[int, FenceKnowledge]
-    sequential: Knowledge | None
-    acquires: tuple[Acquiring, ...] = ()
-
-    @property
-    def acquired(self) -> int:
-        """The widest scope in which it acquires what it reads; 0 for none."""
-        return max((each.scope for each in self.acquires), default=0)
-
-
-@dataclass(frozen=True)
-class Acquiring:
-    """Where a thread acquires what an access reads that it has put off.
-
-    Attributes:
-        scope: in which.
-        clock: the step of the launch.
-    """
-
-    scope: int
-    clock: int
-
-
-@dataclass(frozen=True)
-class _Noted:
-    """A strong access.
-
-    Attributes:
-        clock: the step of the launch.
-        keys: of its elements.
-        history: of the first one.
-        write: that it read, or made.
-        writes: whether it made it.
-    """
-
-    clock: int
-    keys: tuple[int, ...]
-    history: History
-    write: RecordedWrite
-    writes: bool
+# The record of no access.
+_NOBODY = -1
 
 
 class Outcomes(Strong):
@@ -124,11 +72,13 @@ class Outcomes(Strong):
         # Shared memory goes with its CTAs.
         self._in_shared: dict[int, History] = {}
         # What lanes have done last, in a small launch; and when somebody did what leaves no history.
-        self._noted: dict[int, deque[_Noted]] = {}
+        self._noted: dict[int, deque[NotedAccess]] = {}
         self._learned: weakref.WeakKeyDictionary[Knowledge, Knowledge | None] = weakref.WeakKeyDictionary()
         self._unknown: dict[int, int] = {}
         # When lanes put something off that has not happened yet: the first of it.
         self._open: dict[int, int] = {}
+        # Lanes whose next store comes behind all others.
+        self._lasts: set[int] = set()
 
     def _histories(self, region: Region) -> dict[int, History]:
         return self._in_shared if region.stride else self._order.histories
@@ -189,16 +139,57 @@ class Outcomes(Strong):
         """Nothing is put off any more."""
         self._open.clear()
 
+    def come_last(self, lane: int) -> None:
+        """The next store of a lane comes behind all that there are of its location."""
+        self._lasts.add(lane)
+
+    def release_early(self, lane: int, keys: Iterable[int], unit: int, strength: int, deferred: Deferred) -> None:
+        """A lane will release at some places by an atomic that it has put off, and stores there first.
+
+        Who reads that store acquires what the atomic passes on, which is no less whatever it will read.
+        """
+        thread, cta = self._clocks.first_warp * LANES + lane, self._cta(lane)
+        for key in keys:
+            location = self._order.locations.get(key)
+            if location is None:
+                location = self._order.locations[key] = Location(unit, _NOBODY, cta, strength, Releases(), {})
+            location.own = {**location.own, thread: ((strength, cta), deferred.known)}
+
+    @contextlib.contextmanager
+    def _putting_off(self, deferred: Deferred | None) -> Iterator[None]:
+        """What is asked now is asked for an access that was put off."""
+        before, self.deferred = self.deferred, deferred
+        try:
+            yield
+        finally:
+            self.deferred = before
+
+    def _before_own(self, lane: int, history: History) -> int:
+        """How many writes, the first ones, an access of a lane may read.
+
+        Behind these is what the lane has written there since it came to the access, if that was put off.
+        """
+        writes, deferred = history.writes, self.deferred
+        if deferred is None:
+            return len(writes)
+        own = self._clocks.first_warp * LANES + lane
+        later = (
+            place
+            for place, each in enumerate(writes)
+            if each.record & int(THREAD) == own and each.record >> STEP_SHIFT > deferred.clock
+        )
+        return next(later, len(writes))
+
     def _note(
         self, access: StrongAccess, region: Region, index: int, lane: int, write: RecordedWrite, writes: bool
     ) -> None:
         """A lane has read a write, or made one."""
         if self.notes:
             keys = tuple(self.key(region, at) for at in range(index, index + access.width, access.unit))
-            noted = _Noted(self._clocks.now, keys, self._histories(region)[keys[0]], write, writes)
+            noted = NotedAccess(self._clocks.now, keys, self._histories(region)[keys[0]], write, writes)
             self._noted.setdefault(lane, deque(maxlen=_NOTED)).append(noted)
 
-    def _noted_since(self, lane: int, clock: int) -> list[_Noted]:
+    def _noted_since(self, lane: int, clock: int) -> list[NotedAccess]:
         """What a lane has done from a step on."""
         return [each for each in self._noted.get(lane, ()) if each.clock >= clock]
 
@@ -306,21 +297,32 @@ class Outcomes(Strong):
         key = self.key(region, index)
         history = self._history(access, region, key, index, common_record(elements))
         chosen = history.read(
-            lane, self._own(access, lane), self._knows_in_order(lane), self.choices, self._admitted(lane)
-        )
+            lane, self._own(access, lane), self._knows_in_order(lane), self.choices, self._before_own(lane, history),
+            self._admitted(lane, history),
+        )  # fmt: skip
         self._learn_since(lane, chosen)
         self.seen(access, region, index, lane, elements, chosen, alive)
         return chosen.value
 
-    def _admitted(self, lane: int) -> Callable[[RecordedWrite], bool] | None:
-        """Which writes an access of a lane may read that was put off; None for every one."""
-        if self.deferred is None or not self.deferred.acquires:
+    def _admitted(self, lane: int, history: History | None) -> Callable[[RecordedWrite], bool] | None:
+        """Which writes an access of a lane may read that was put off; None for every one.
+
+        `history`: of what only reads.
+        """
+        deferred = self.deferred
+        if deferred is None or not deferred.acquires:
             return None
-        return partial(self._agrees, lane, self.deferred)
+        agrees = partial(self._agrees, lane, deferred)
+        if history is None or not deferred.makes_room:
+            return agrees
+        count = self._before_own(lane, history)
+        free = [number for number, each in enumerate(history.writes[:count]) if not each.followed and agrees(each)]
+        behind = free[-1] + 1 if free else count
+        return lambda write: agrees(write) and write in history.writes[:behind]
 
     def _agrees(self, lane: int, deferred: Deferred, write: RecordedWrite) -> bool:
         """Whether all that a lane did since it acquires by reading a write may come behind what that tells it."""
-        told = ((each, self._told(self._cta(lane), each.scope, write)) for each in deferred.acquires)
+        told = ((each, self._told(lane, each.scope, write)) for each in deferred.acquires)
         return all(found is None or self._agrees_with(lane, each.clock, found) for each, found in told)
 
     def _agrees_with(self, lane: int, clock: int, told: Knowledge) -> bool:
@@ -339,15 +341,15 @@ class Outcomes(Strong):
                 return False
         return True
 
-    def _is_whole(self, noted: _Noted) -> bool:
+    def _is_whole(self, noted: NotedAccess) -> bool:
         """Whether a history tells all of an access: no other one is of some of its bytes, nor has begun since."""
         mine, history = noted.keys[0], noted.history
         histories = self._in_shared if mine < 0 else self._order.histories
         if histories.get(mine) is not history or noted.write not in history.writes:
             return False
-        begin = _index(mine)
+        begin = index_of(mine)
         return not any(
-            _index(key) < begin + history.width and begin < _index(key) + other.width
+            index_of(key) < begin + history.width and begin < index_of(key) + other.width
             for key, other in histories.items()
             if key != mine
         )
@@ -355,7 +357,7 @@ class Outcomes(Strong):
     def _learn_since(self, lane: int, chosen: RecordedWrite) -> None:
         """What a lane acquires that has read a write late, it has known since it acquires it."""
         for each in () if self.deferred is None else self.deferred.acquires:
-            told = self._told(self._cta(lane), each.scope, chosen)
+            told = self._told(lane, each.scope, chosen)
             if told is not None:
                 self._teach(lane, each, told)
 
@@ -452,24 +454,30 @@ class Outcomes(Strong):
 
     def learns_nothing(self, lane: int, strength: int) -> bool:
         """Whether a lane would acquire nothing by a fence of some scope now."""
-        return not any(self._usable(each, self._cta(lane), strength) for each in self._acquirable(lane))
+        return not any(self._is_news(lane, each, strength) for each in self._acquirable(lane))
 
-    def may_learn_nothing(self, lane: int, strength: int, keys: Sequence[int], writes: bool) -> bool:
+    def may_learn_nothing(
+        self, lane: int, strength: int, keys: Sequence[int], writes: bool, deferred: Deferred | None
+    ) -> bool:
         """Whether a lane may read a write of some places by which it acquires nothing in some scope.
 
-        `writes`: whether it also writes, right behind it.
+        `writes`: whether it also writes, right behind it. `deferred`: of an access that it has put off.
         """
-        cta, history = self._cta(lane), self._history_at(keys[0])
         if not strength:
             return True
-        if history is not None and history.width == len(keys):
-            readable = history.readable(self._knows_in_order(lane))
-            return any(self._told(cta, strength, each) is None for each in readable if not (writes and each.followed))
-        written = (write for each in map(self._history_at, keys) if each is not None for write in each.writes)
-        locations = filter(None, map(self._order.locations.get, keys))
-        return all(self._told(cta, strength, write) is None for write in written) and not any(
-            self._usable(each.releases, cta, strength) for each in locations
-        )
+        history, told = self._history_at(keys[0]), partial(self._told, lane, strength)
+        read = self._pending.get(lane, {})
+        with self._putting_off(deferred):
+            # An acquire acquires by what its thread has read there before, too.
+            if any(self._is_news(lane, each, strength) for key in keys for each in read.get(key, ())):
+                return False
+            if history is not None and history.width == len(keys):
+                readable = history.readable(self._knows_in_order(lane), self._before_own(lane, history))
+                return any(told(each) is None for each in readable if not (writes and each.followed))
+            written = (write for each in map(self._history_at, keys) if each is not None for write in each.writes)
+            locations = filter(None, map(self._order.locations.get, keys))
+            news = any(self._is_news(lane, each.releases, strength) for each in locations)
+            return not news and all(told(each) is None for each in written)
 
     def tells(self, lane: int, releases: int, keys: Iterable[int], other: int, acquired: int) -> bool:
         """Whether another lane that acquires in a scope may learn something by a write of a lane at some places.
@@ -506,13 +514,21 @@ class Outcomes(Strong):
         assert told is not None
         return told
 
-    def _told(self, cta: int, strength: int, write: RecordedWrite) -> Knowledge | None:
-        """What a thread of a CTA acquires by reading a write before a fence of some scope; None for nothing."""
+    def _told(self, lane: int, strength: int, write: RecordedWrite) -> Knowledge | None:
+        """What a lane acquires by reading a write before a fence of some scope; None for nothing that is new to it."""
         found: Knowledge | None = None
         for location in write.passed:
-            if location is not None:
-                found = self._order.pool.join(found, self._usable(location.releases, cta, strength))
+            if location is not None and self._is_news(lane, location.releases, strength):
+                found = self._order.pool.join(found, self._usable(location.releases, self._cta(lane), strength))
         return found
+
+    def _is_news(self, lane: int, releases: Releases, strength: int) -> bool:
+        """Whether a lane that acquires in a scope learns something: what it has released itself is nothing new."""
+        usable = self._usable(releases, self._cta(lane), strength)
+        if usable is None:
+            return False
+        known = self._known(lane)
+        return self._order.pool.join(known, usable) is not known
 
     def put(
         self, access: StrongAccess, region: Region, index: int, lane: int, value: bytes, elements: list[int]
@@ -521,7 +537,9 @@ class Outcomes(Strong):
         assert self.choices is not None
         history = self._history(access, region, self.key(region, index), index, common_record(elements))
         made = RecordedWrite(value, self._own(access, lane))
-        return history.write(made, self._knows_in_order(lane), self.choices, bool(self._open))
+        last = lane in self._lasts
+        self._lasts.discard(lane)
+        return history.write(made, self._knows_in_order(lane), self.choices, bool(self._open), last)
 
     def written(
         self, access: StrongAccess, region: Region, index: int, lane: int, elements: list[int], last: bool
@@ -566,14 +584,19 @@ class Outcomes(Strong):
         self, access: StrongAccess, region: Region, index: int, elements: list[int],
         held: tuple[Location | None, ...],
     ) -> None:  # fmt: skip
-        """The locations of an access are still what their last writes made them: another one has come before these."""
+        """The locations of an access are still what their last writes made them: another one has come before these.
+
+        But its thread has released there, if it did, whatever it writes there next.
+        """
         for number, (location, found) in enumerate(zip(held, elements, strict=True)):
             key = self.key(region, index + number * access.unit)
-            if location is None:
-                self._order.locations.pop(key, None)
-            else:
+            made = self._order.locations.pop(key, None)
+            if location is not None:
                 location.record = found
+                location.own = location.own if made is None else made.own
                 self._order.locations[key] = location
+            elif made is not None and made.own:
+                self._order.locations[key] = replace(made, record=_NOBODY, releases=Releases())
 
     # Atomics
 
@@ -632,8 +655,9 @@ class Outcomes(Strong):
         """The write that a lane's atomic reads, and whether it is the last; `writes` says of a value if it writes."""
         assert self.choices is not None
         history = self._history(access, region, self.key(region, index), index, common_record(elements))
-        knows = self._knows_in_order(lane)
-        chosen = history.take(lane, self._own(access, lane), knows, self.choices, writes, self._admitted(lane))
+        knows, count = self._knows_in_order(lane), self._before_own(lane, history)
+        admits = self._admitted(lane, None)
+        chosen = history.take(lane, self._own(access, lane), knows, self.choices, count, writes, admits)
         self._learn_since(lane, chosen)
         return chosen, chosen is history.last
 
@@ -666,12 +690,9 @@ class Outcomes(Strong):
                 if access.observes:
                     self._learn(access, key, location.releases, [lane], alive, changes)
                 releases = location.releases.copy()
+            elif access.acquires:
+                self._acquire_read(access, key, lane, alive)
             there = self._order.locations.get(key)
             self._put(access, key, lane, record, releases, {} if there is None else there.own)
         self._enter(access, region, index, lane, after.tolist(), history, made)
         self._give_back(access, region, index, after.tolist(), held)
-
-
-def _index(key: int) -> int:
-    """Where a byte lies among others of its space, of its name, see `Strong.key`."""
-    return key if key >= 0 else -1 - key

@@ -253,6 +253,8 @@ class Strong:
                 if access.observes:
                     self._learn(access, key, location.releases, [lane], alive, changed)
                 releases = location.releases.copy()
+            elif access.acquires:
+                self._acquire_read(access, key, lane, alive)
             held = locations.get(key)
             self._put(access, key, lane, record, releases, {} if held is None else held.own)
             last[key] = record
@@ -612,3 +614,8 @@ class Strong:
         if knowledge is None or not knowledge.rows[cluster]:
             return False
         return bool(self._clocks.is_known(int(knowledge.rows[cluster]), record))
+
+
+def index_of(key: int) -> int:
+    """Where a byte lies among others of its space, of its name, see `Strong.key`."""
+    return key if key >= 0 else -1 - key
