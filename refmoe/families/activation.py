@@ -23,12 +23,15 @@ from refmoe.families.fills.bracketed_gates import (
     BRACKETED_BY_BIAS,
     BRACKETED_ROWS,
     RARE_SPECIALS,
+    SCALE_EDGES,
     bracketed_by_bias,
     bracketed_gates,
     bracketed_rows,
     bracketed_terms,
     figures_of_brackets,
     rare_specials,
+    scale_edge_terms,
+    scale_edges,
 )
 from refmoe.families.fills.plain_gates import (
     CLAMPS,
@@ -185,6 +188,12 @@ GATE_FILLS = Fill.by_name(
         Limits(saturated=0.6, scales=1, reason="results of a row are alike, and often at the end of a scale"),
     ),
     Fill(
+        SCALE_EDGES,
+        "a scale that is not proved where it can be",
+        scale_edges,
+        Limits(scales=1, saturated=1.0, reason="all results are the same"),
+    ),
+    Fill(
         RARE_SPECIALS,
         "a NaN or an Inf that an estimate does not show",
         rare_specials,
@@ -205,6 +214,7 @@ _MADE_FOR_SOME = (
     BRACKETED,
     BRACKETED_BY_BIAS,
     BRACKETED_ROWS,
+    SCALE_EDGES,
     RARE_SPECIALS,
 )
 PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (*_MADE_FOR_SOME, "zeros"))
@@ -213,8 +223,11 @@ VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
 #: An alpha, a beta and a limit of each expert, or those of gpt-oss; `edges` are numbers that no model has, and with
 #: `closed` every limit is a zero of either sign: what passes the clamps is a sign. With `open` most limits
 #: are infinite, and alphas so large that a subnormal gate counts. `specials` are a NaN or an infinity for alpha or for
-#: beta. `alpha`, `beta` and `limit` are that of `distinct` alone.
-GATE_PARAMS = word("params", "none", "distinct", "edges", "closed", "open", "specials", "alpha", "beta", "limit")
+#: beta; `bounds` are the largest beta and limit with which results are estimated. `alpha`, `beta` and `limit` are that
+#: of `distinct` alone.
+GATE_PARAMS = word(
+    "params", "none", "distinct", "edges", "closed", "open", "bounds", "specials", "alpha", "beta", "limit"
+)
 #: Of a layer; `closed` are limits alone, of which every eighth is zero. `alpha`, `beta` and `limit` as above.
 PARAMS = word("params", "none", "distinct", "closed", "alpha", "beta", "limit")
 #: No bias, ordinary numbers, or zeros of either sign and subnormal numbers.
@@ -245,9 +258,8 @@ def gate_inputs(case: Case) -> Inputs:
         chosen = Draw("tiny-gate-bias", case.seed).integers(_TINY_BIAS.size, (2, experts, width))
         bias = _laid_out(case, *_TINY_BIAS[chosen])
     elif case.get("bias", "none") == "distinct":
-        terms_of = {TIES: tie_terms, BIASED: biased_terms, BRACKETED_BY_BIAS: bracketed_terms}.get(
-            case.fill, gaussian_terms
-        )
+        own_terms = {TIES: tie_terms, BIASED: biased_terms, BRACKETED_BY_BIAS: bracketed_terms}
+        terms_of = {**own_terms, SCALE_EDGES: scale_edge_terms}.get(case.fill, gaussian_terms)
         terms = terms_of(Draw("gate-bias", case.seed), experts, width).astype(_BF16)
         bias = _laid_out(case, terms[0], terms[1])
     parameters = _parameters(case)
@@ -287,6 +299,11 @@ def _parameters(case: Case) -> dict[str, NDArray[Any] | None]:
     if case.params == "open":
         limits = gate_params.OPEN_LIMITS[experts % gate_params.OPEN_LIMITS.size]
         return {"alpha": gate_params.OPEN_ALPHAS[experts % gate_params.OPEN_ALPHAS.size], "beta": None, "limit": limits}
+    if case.params == "bounds":
+        return {
+            "alpha": None,
+            **{name: np.full(experts.size, gate_params.BOUND, np.float32) for name in ("beta", "limit")},
+        }
     if case.params == "specials":
         each = experts % gate_params.SPECIAL_ALPHAS.size
         return {"alpha": gate_params.SPECIAL_ALPHAS[each], "beta": gate_params.SPECIAL_BETAS[each], "limit": None}
@@ -381,7 +398,7 @@ def _check(case: Case) -> None:
     if case.fill == TIES and (case.bias, case.params) != ("distinct", _TIE_PARAMS[case.variant]):
         needed = f"bias=distinct and params={_TIE_PARAMS[case.variant]} with it: it chooses biases, and no limit"
         raise refused("fill", case.fill, needed)
-    if case.fill in (BIASED, BRACKETED_BY_BIAS) and (case.variant, case.bias) != ("silu", "distinct"):
+    if case.fill in (BIASED, BRACKETED_BY_BIAS, SCALE_EDGES) and (case.variant, case.bias) != ("silu", "distinct"):
         raise refused("fill", case.fill, "variant=silu and bias=distinct with it: it chooses biases")
     if case.fill == STEPS and ((case.variant, case.params) != ("gpt_oss", "distinct") or case.bias == "distinct"):
         raise refused(
@@ -544,6 +561,9 @@ def _estimated() -> Iterator[Case]:
             yield _case(fill, rows, 96, 3, **entry)
         yield _case("gaussian", rows, 96, 3, bias="distinct", **entry)
         yield _case("tiny", rows, 96, 3, bias="tiny", **entry)
+    # The last figures and the last scales of which something is proved, so that little is made again.
+    yield _case("gaussian", rows, 96, 3, params="bounds", multiprocessors=1)
+    yield _case(SCALE_EDGES, rows, 96, 3, variant="silu", mode="floor", bias="distinct", multiprocessors=1)
     for m in (256, 257):  # the most rows that are not made by estimates if each has a CTA, and one more
         yield _case("gaussian", m, 96, 3)
 

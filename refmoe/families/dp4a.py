@@ -163,6 +163,17 @@ def _saturated(draw: Draw, size: Size) -> Operands:
     return Operands(codes.astype(np.int8), _d_around(draw, size, 1), weights, _scales_around(draw, size, 122, 3))
 
 
+def _least(draw: Draw, size: Size) -> Operands:
+    """As `saturated`, with scale bytes of 0 and d of few of FP16's least units.
+
+    Half of a scale times d is 1/8 to 4 of FP32's least units and is rounded to whole ones. The dots are as large as
+    they may be, so that BF16 holds the sums.
+    """
+    data = _saturated(draw, size)
+    d = (1 + draw.integers(32, data.d.shape)).astype(np.uint16)
+    return Operands(data.codes, d, data.weights, np.zeros_like(data.scales))
+
+
 def _zero_rows(draw: Draw, size: Size) -> Operands:
     """Every second row of activations is zeros, and so is every third weight row, of either sign: sums of zero."""
     data = _gaussian(draw, size)
@@ -257,6 +268,8 @@ _FILLS: Mapping[str, Fill] = MappingProxyType(
                   Limits(zeros=0.3, reason="a single block may lie below FP32's least number")),
             _fill("large", "a term that is not rounded before it is added", _large),
             _fill("saturated", "a block's dot, or a part of it, in too few bits", _saturated),
+            _fill("least", "a block's factor that rounds another way below FP32's least units", _least,
+                  Limits(zeros=1.0, reason="sums of few blocks lie below BF16's least number"), least_k=15 * _BLOCK),
             _fill("signed-d", "a d that is clamped, or whose sign is lost", _signed_d),
             _fill("cancelling", "blocks summed in another order", _cancelling,
                   Limits(zeros=0.1, reason="what remains of large terms may be zero"), least_k=15 * _BLOCK),
@@ -273,7 +286,8 @@ _FILLS: Mapping[str, Fill] = MappingProxyType(
     }
 )  # fmt: skip
 
-_PLAIN = tuple(name for name in _FILLS if name not in ("zero-rows", "overflow", "zero-specials", "signed-d", "held"))
+_OTHERS = ("zero-rows", "overflow", "zero-specials", "signed-d", "held", "least")
+_PLAIN = tuple(name for name in _FILLS if name not in _OTHERS)
 
 # --- words for outputs ----------------------------------------------------------------------------------------------
 
@@ -516,7 +530,7 @@ def _default() -> Iterator[Case]:
     for dtype, m in product(("f32", "bf16"), (1, 5)):
         yield _case("gaussian", m, 3840, 13, 4, 2, dtype=dtype, bias="distinct", map="permuted")
         yield _case("fingerprint", m, 3104, 21, 4, 2, dtype=dtype, alpha="distinct")
-        for fill in ("subnormal", "held"):
+        for fill in ("subnormal", "held", "least"):
             yield _case(fill, m, 3840, 16, 4, 2, dtype=dtype)
     yield _case("gaussian", 1, 94_432, 2, 1, 1)  # the longest K that the kernel takes
     # Weight rows of a warp and of a CTA, and one less and more.

@@ -30,24 +30,43 @@ from refmoe.families.choices import RANKS, ROUTING, check_choices
 from refmoe.families.extents import q8_1_rows
 from refmoe.families.family import POISON, Case, Contract, Expectation, Extents, Family, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, check_before, far_device, lacks_memory
-from refmoe.families.fills.bracketed_gates import BRACKETED, BRACKETED_BY_BIAS, BRACKETED_ROWS, RARE_SPECIALS
-from refmoe.families.fills.sigmoid_gates import STEPS
-from refmoe.families.fills.tied_gates import BIASED, SIGMOID_TIES, q8_1_steps, q8_1_ties, tied_fill
+from refmoe.families.fills.bracketed_gates import (
+    BRACKETED,
+    BRACKETED_BY_BIAS,
+    BRACKETED_ROWS,
+    RARE_SPECIALS,
+    SCALE_EDGES,
+)
+from refmoe.families.fills.sigmoid_gates import STEPS, figures_in_q8_1, steps_in_q8_1
+from refmoe.families.fills.tied_gates import (
+    BIASED,
+    SIGMOID_TIES,
+    lacks_figures,
+    q8_1_steps,
+    q8_1_ties,
+    tied_fill,
+)
 from refmoe.families.kept import chained
 from refmoe.families.q8_1 import BlockHalves, Int8Codes, q8_outputs
 from refmoe.families.vacuity import Limits, doubt_values
 from refmoe.families.wrong import WRONG, called, wrong_calls
 from refmoe.formats import Q8_1
+from refmoe.reference.fp32 import BF16
 from refmoe.reference.q8_1 import VARIANTS as QUANTIZERS
 from refmoe.reference.swiglu_q8_1 import swiglu_q8_1
 
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-_OTHERS = (MIDPOINTS, CLAMPED, TIES, BIASED, STEPS, BRACKETED, BRACKETED_BY_BIAS, BRACKETED_ROWS, RARE_SPECIALS)
+_OTHERS = (
+    *(MIDPOINTS, CLAMPED, TIES, BIASED, STEPS, RARE_SPECIALS),
+    *(BRACKETED, BRACKETED_BY_BIAS, BRACKETED_ROWS, SCALE_EDGES),
+)
 _FILLS = {name: fill for name, fill in GATE_FILLS.items() if name not in _OTHERS}
 _FILLS[SIGMOID_TIES] = tied_fill(GATE_FILLS["gaussian"])
-_FILLS[STEPS] = dataclasses.replace(_FILLS[SIGMOID_TIES], name=STEPS, catches=GATE_FILLS[STEPS].catches)
+_FILLS[STEPS] = dataclasses.replace(
+    _FILLS[SIGMOID_TIES], name=STEPS, catches=GATE_FILLS[STEPS].catches, lack=lacks_figures
+)
 
 #: Results of SwiGLU are uneven: many are far below their block's largest.
 _LIMITS = Limits(zeros=0.5, reason="most results of a block may be far below its largest")
@@ -60,7 +79,10 @@ def _inputs(case: Case) -> Inputs:
     """Rows in BF16; or in FP32, with all of its bits, where the first product does not round to 16 bits."""
     tied = case.fill in (SIGMOID_TIES, STEPS)
     given = dict(gate_inputs(dataclasses.replace(case, fill="gaussian") if tied else case))
-    if tied:
+    if tied and case.dtype == "bf16":
+        pairs = np.stack(steps_in_q8_1(case.shape.m, case.shape.k), axis=2)
+        given |= {"gate_up": pairs.reshape(case.shape.m, -1).astype(BF16), **figures_in_q8_1(case.shape.e)}
+    elif tied:
         given["gate_up"] = (q8_1_steps if case.fill == STEPS else q8_1_ties)(case.variant, case.shape.m, case.shape.k)
     elif case.dtype == "f32":
         bits = given["gate_up"].view(np.uint16).astype(np.uint32) << 16
@@ -178,6 +200,8 @@ def _default() -> Iterator[Case]:
     for variant, quantizer in product(("gpt_oss", "silu"), QUANTIZERS):
         yield _case(SIGMOID_TIES, 14, 32, 2, dtype="f32", variant=variant, quantizer=quantizer)
         yield _case(STEPS, 46, 32, 2, dtype="f32", variant=variant, quantizer=quantizer)
+    for quantizer in QUANTIZERS:  # of BF16 gates an alpha of each expert chooses the product
+        yield _case(STEPS, 46, 128, 46, params="distinct", routing="all-one-token", quantizer=quantizer)
     yield _case("gaussian", 1, 416, 3)  # a single slice
     # A lane looks for a row's expert among two offsets or three; or among four, which are unrolled, or five.
     for dtype, variant, quantizer, experts in product(("bf16", "f32"), ("gpt_oss", "silu"), QUANTIZERS, (72, 136)):

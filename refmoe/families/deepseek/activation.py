@@ -303,9 +303,12 @@ def _with_low_bits(case: Case, values: NDArray[np.float64], bits: NDArray[np.uin
 
 
 def _masked_m(case: Case) -> NDArray[np.int32]:
-    """None of the rows of the first of four experts, all of the fourth's, numbers between them of the others."""
+    """None of the rows of the first of four experts, all of the fourth's, numbers between them of the others.
+
+    An expert alone has all of them.
+    """
     drawn = Draw("masked-m", case.seed).integers(case.shape.m + 1, (case.shape.e,))
-    kind = np.arange(case.shape.e) % 4
+    kind = np.arange(case.shape.e) % 4 if case.shape.e > 1 else np.array([3])
     return np.select([kind == 0, kind == 3], [0, case.shape.m], drawn).astype(np.int32)
 
 
@@ -437,6 +440,8 @@ def _default() -> Iterator[Case]:
         for policy, scales in _variants(fill) if fill not in _OF_FP32 or dtype == "f32" else ():
             yield _case(fill, 17, 384, 3, dtype=dtype, policy=policy, scales=scales)
     yield _case("gaussian", 5, 128, 3, first_expert=3, ranks=2, poison=0)  # the fill's default
+    # A number of rows that 16 bits take for a negative one.
+    yield _case("zeros", 1 << 15, 128, 1, dtype="f32", policy="exact", scales="ue8m0", rows="masked")
     yield _case("gaussian", 6, 128, 3, rows="masked", poison=0)
 
 

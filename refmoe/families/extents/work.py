@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from refmoe.cuda.launch import LaunchPlan
     from refmoe.ptx import LaunchResult
 
-#: By family the fills of whose data nearly all take the short way: those of a network.
-ORDINARY: Mapping[str, tuple[str, ...]] = MappingProxyType({"activation": ("gaussian",)})
+#: By family the fills of whose data nearly all take the short way: those of a network, and the last that do.
+ORDINARY: Mapping[str, tuple[str, ...]] = MappingProxyType({"activation": ("gaussian", "scale-edges")})
 
 _WARP = 32
 #: Rows up to which each has a CTA and is made by the written operations at once: latency counts there.

@@ -20,3 +20,5 @@ ZERO_LIMITS = np.array([0.0, -0.0, 0.0, 0.0, -0.0, -0.0, 0.0], np.float32)
 #: Alphas of `open`, with which a subnormal gate has an ordinary exponent, and its limits, most of them none.
 OPEN_ALPHAS = np.array([2.0**127, 1.702, -(2.0**127), 1.702, 2.0**126], np.float32)
 OPEN_LIMITS = np.array([np.inf, 7, np.inf], np.float32)
+#: A beta and a limit of `bounds`: the largest ones with which activation.cu estimates.
+BOUND = 2.0**59

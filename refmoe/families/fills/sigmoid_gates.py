@@ -77,6 +77,29 @@ _OF_ONE = np.array(
     np.uint32,
 )
 
+#: How many of these, the last ones, are of a gate of -1.
+_NEGATIVE = 2
+#: FP32 bits of a beta and BF16 bits of an up, for each alpha of `_OF_ONE`. A block begins with a gate of 128 and this
+#: up, its largest result. The others are gates of 1 or -1 and ups of 0, whose code in Q8_1 is another one under either
+#: quantizer if the step is another one.
+_OF_ONE_BY_LARGEST = np.array(
+    [
+        *((0x3FBEE505, 0xBFB4), (0x403C0CB7, 0xC037), (0x3FD9A221, 0xBFD7), (0x405A631E, 0xC05E)),
+        *((0x401D1900, 0xC01C), (0x4024A657, 0xC026), (0x40754D27, 0xC07F), (0x407C2071, 0xC080)),
+        *((0x4042184D, 0xC040), (0x40262661, 0xC020), (0x4009F87E, 0xC005), (0x401EBA2C, 0xC01D)),
+        *((0x40062847, 0xC004), (0x400AE442, 0xC00D), (0x402040D9, 0xC024), (0x4068D1F1, 0xC067)),
+        *((0x40472D9F, 0xC03D), (0x404EE96A, 0xC046), (0x4015C1A5, 0xC013), (0x3FA64206, 0xBFAC)),
+        *((0x4070F611, 0xC068), (0x402BDA7A, 0xC026), (0x40601638, 0xC055), (0x406C6062, 0xC06A)),
+        *((0x3FDA14F6, 0xBFD1), (0x3F9DC1AE, 0xBF9F), (0x402441E7, 0xC027), (0x4079887A, 0xC082)),
+        *((0x404D81E2, 0xC047), (0x4003F04A, 0xC003), (0x3FCE40AB, 0xBFCB), (0x400EF44A, 0xC016)),
+        *((0x407FBE5D, 0xC07E), (0x3FAA1403, 0xBFA8), (0x403E983C, 0xC03D), (0x3FD8711C, 0xBFDB)),
+        *((0x3FBACE26, 0xBFBE), (0x3FAC3DD4, 0xBFAA), (0x404C6ED0, 0xC047), (0x404649D7, 0xC048)),
+        *((0x40055548, 0xBFFE), (0x4024A7D6, 0xC028), (0x404F5B95, 0xC051), (0x403CC556, 0xC03B)),
+        *((0x3FDA81D4, 0xBFDE), (0x40091533, 0xC00D)),
+    ],
+    np.uint32,
+)
+
 #: A gate whose sigmoid is 1, and an up that makes 3.5 of it, the largest of a tile of block FP8: its scale is 2^-7.
 _LARGEST_OF_TILE = 32.0, 3.5 / 32
 #: A gate whose sigmoid needs clamps, whichever alpha of `_OF_ONE` it has; its result is next to nothing.
@@ -121,6 +144,28 @@ def gates_of_one(draw: Draw, rows: int, width: int) -> tuple[NDArray[np.float64]
     far = ((block % 3 == 1) & (inside == 0)) | ((block % 3 == 2) & (inside == _AT_ONCE - 1))
     gates = np.where(far, _FAR_GATE, np.where(block % 6 < 3, 1.0, -1.0))
     return np.tile(gates, (rows, 1)), np.zeros((rows, width))
+
+
+#: A gate whose sigmoid is 1 for every alpha of `_OF_ONE`.
+_WHOLE = 128.0
+
+
+def steps_in_q8_1(experts: int, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Gates and ups [experts, width] of blocks in Q8_1, BF16 numbers; row i is expert i's.
+
+    The largest of a block is the first of a lane's four results, or the second, and so on: each meets the gates.
+    """
+    each, places = np.arange(experts) % len(_OF_ONE), np.arange(width)
+    largest = places % MX_BLOCK == places // MX_BLOCK % _AT_ONCE
+    of_largest = (_OF_ONE_BY_LARGEST[each, 1] << 16).view(np.float32).astype(np.float64)
+    signs = np.where(each < len(_OF_ONE) - _NEGATIVE, 1.0, -1.0)
+    return np.where(largest, _WHOLE, signs[:, None]), np.where(largest, of_largest[:, None], 0.0)
+
+
+def figures_in_q8_1(experts: int) -> dict[str, NDArray[np.float32]]:
+    """Their alpha, beta and limit of each expert, float32 [experts]."""
+    betas = _OF_ONE_BY_LARGEST[np.arange(experts) % len(_OF_ONE), 0].view(np.float32)
+    return {**figures_of_steps(experts), "beta": betas}
 
 
 #: Gates around the places where 1 / (1 + exp) leaves its fast way, for silu, and by gpt-oss's factor; and far beyond.

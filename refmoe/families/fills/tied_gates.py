@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.family import Case, Fill, Lack
-from refmoe.families.fills.sigmoid_gates import STEP_PAIRS
+from refmoe.families.fills.sigmoid_gates import STEP_PAIRS, STEPS
 from refmoe.formats import MX_BLOCK, Q8_1
 
 #: BF16 bits of (gate, up) with a result within 24 ulps of the middle between two E4M3 numbers, on either side of it: of
@@ -160,3 +160,12 @@ def tied_fill(gates: Fill) -> Fill:
 
 def _lacks_fp32(case: Case) -> Lack | None:
     return None if case.dtype == "f32" else Lack("dtype", f"f32 for the fill {SIGMOID_TIES}")
+
+
+def lacks_figures(case: Case) -> Lack | None:
+    """What a case lacks for the steps of the sigmoid in Q8_1: in BF16 they choose an alpha and a beta for each gate."""
+    of_experts = case.variant, case.params, case.routing, case.shape.m
+    if case.dtype == "f32" or of_experts == ("gpt_oss", "distinct", "all-one-token", case.shape.e):
+        return None
+    needed = "variant=gpt_oss, params=distinct, routing=all-one-token and a row for each expert"
+    return Lack("dtype", f"f32 for the fill {STEPS}, or {needed}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from refmoe.families.wrong import ARRAY, BYTE, AnyCase, Arguments, Change, wrong_calls
+from refmoe.families.wrong import ARRAY, BYTE, AnyCase, Arguments, Change, huge, wrong_calls
 
 #: FlashInfer's arguments that say nothing here, at the values that turn them off.
 TURNED_OFF: Mapping[str, object] = {
@@ -51,6 +51,12 @@ def _past_32(given: Arguments) -> Arguments:
         "token_final_scales": np.zeros((3, 33), np.float32),
         "ep_size": 16,
     }
+
+
+def _many_choices(given: Arguments) -> Arguments:
+    """2^30 tokens of two choices each: more rows than int32 counts."""
+    names = ("input", "token_selected_experts", "token_final_scales")
+    return {name: huge((1 << 30, given[name].shape[1]), given[name]) for name in names}
 
 
 def _no_choices(given: Arguments) -> Arguments:
@@ -102,6 +108,7 @@ LAYER_CHANGES: Mapping[str, Change] = {
     "token_selected_experts-last_twice": _last_twice,
     "token_selected_experts-past_32": _past_32,
     "token_selected_experts-no_choices": _no_choices,
+    "token_selected_experts-many": _many_choices,
     "fc1_expert_weights-half_a_block": _half_a_block,
     "quant_scales-more": lambda given: {"quant_scales": [*given["quant_scales"], None]},
     "token_selected_experts-crowded": _crowded,
@@ -134,13 +141,16 @@ def wrong_layer_calls(base: AnyCase) -> Iterator[AnyCase]:
             # Other refusals of the same argument would hide these.
             "token_selected_experts-past_32": "token_selected_experts: found k = 33",
             "token_selected_experts-no_choices": "token_selected_experts: found k = 0",
+            "token_selected_experts-many": "token_selected_experts: found 2147483648 rows",
             "token_selected_experts-crowded": "token_selected_experts: found 5 experts a token of 4",
             "token_selected_experts-first_twice": "expert 4 twice in token 0",
             "token_selected_experts-last_twice": "expert 7 twice in token 2",
             "fc1_expert_weights-half_a_block": "I a multiple of 32",
         },
         input=f"{ARRAY} flat narrow no_columns",
-        token_selected_experts=f"{ARRAY} none flat short no_columns no_choices first_twice last_twice past_32 crowded",
+        token_selected_experts=(
+            f"{ARRAY} none flat short no_columns no_choices many first_twice last_twice past_32 crowded"
+        ),
         token_final_scales=f"{ARRAY} none short narrow",
         fc1_expert_weights=f"{ARRAY} flat no_rows no_middle narrow half_a_block",
         fc2_expert_weights=f"{ARRAY} flat short narrow turned",

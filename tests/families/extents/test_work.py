@@ -41,7 +41,7 @@ def test_few_rows_of_a_cta_each_and_a_sample_say_nothing() -> None:
         check_work(replace(few, grid=255), result(MOST))
 
 
-@pytest.mark.parametrize("fill", ["gaussian", "gaussian:variant=silu:mode=floor:bias=distinct"])
+@pytest.mark.parametrize("fill", ["gaussian", "scale-edges:variant=silu:mode=floor:bias=distinct"])
 def test_a_case_of_ordinary_data_is_held_against_it(fill: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = parse_case(f"activation:bf16:m80k96e3:{fill}:multiprocessors=1:seed7@ptx")
     kernel = Kernel(case.family, Devices())
