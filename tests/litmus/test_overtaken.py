@@ -99,6 +99,13 @@ HELD = {
         "ld.relaxed.gpu r0 y; atom.acquire.gpu.add r1 y 4; st.relaxed.gpu y 1; ld.relaxed.gpu r2 z | "
         "st.relaxed.gpu z 1; st.release.gpu y 2 | st.relaxed.gpu y 3"
     ),
+    "what an atomic acquires that comes behind another one": (
+        "st.relaxed.gpu y 5; atom.acquire.gpu.add r1 y 4; st.relaxed.gpu y 1; ld.relaxed.gpu r2 z | "
+        "st.relaxed.gpu z 1; atom.release.gpu.add r0 y 16 | st.relaxed.gpu y 3"
+    ),
+    "what a later read of the thread did not see": (
+        "ld.relaxed.gpu r0 y; ld.relaxed.gpu r1 y; st.relaxed.gpu x 3 | ld.relaxed.gpu r0 x; st.relaxed.gpu y r0"
+    ),
     "what an atomic passes on that the store overtakes": (
         "st.weak u 1; atom.release.gpu.add r0 y 2; st.relaxed.gpu y 1; st.relaxed.gpu x 3 | "
         "ld.relaxed.gpu r0 x; st.relaxed.gpu z r0 | ld.acquire.gpu r0 y; if r0 == 1 { ld.weak r1 u }"
