@@ -54,7 +54,7 @@ _SHARED_BYTES = VARIABLE_BYTES * len(VARIABLES["shared"])
 #: What a module begins with.
 HEADERS = {
     "sm_80": ".version 7.8\n.target sm_80\n.address_size 64\n",
-    "sm_90": ".version 8.3\n.target sm_90\n.address_size 64\n",
+    "sm_90": ".version 8.6\n.target sm_90\n.address_size 64\n",
 }
 
 
@@ -85,6 +85,8 @@ def arch(program: Program) -> Arch:
             if isinstance(each, ProxyFence | BulkLoad | BulkStore | ClusterArrive | ClusterWait):
                 return "sm_90"
             if isinstance(each, Load | Store | Atomic | Fence) and each.scope == "cluster":
+                return "sm_90"
+            if isinstance(each, Fence) and each.order in ("acquire", "release"):
                 return "sm_90"
             if isinstance(each, Arrive) and each.expect_bytes:
                 return "sm_90"

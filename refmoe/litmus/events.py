@@ -49,6 +49,7 @@ from refmoe.litmus.program import (
     walk,
 )
 
+FenceOrder = Literal["", "acq_rel", "acquire", "release", "sc"]
 Proxy = Literal["generic", "async", "texture"]
 
 
@@ -120,10 +121,20 @@ class Event:
     release: bool = False
     atomic: bool = False
     reduction: bool = False
-    fence: Literal["", "acq_rel", "sc"] = ""
+    fence: FenceOrder = ""
     proxy_fence: bool = False
     proxy: Proxy = "generic"
     asynchronous: bool = False
+
+    @property
+    def acquires_before(self) -> bool:
+        """Whether it is a fence that ends acquire patterns (8.8): not `fence.release`."""
+        return self.fence not in ("", "release")
+
+    @property
+    def releases_behind(self) -> bool:
+        """Whether it is a fence that begins release patterns (8.8): not `fence.acquire`."""
+        return self.fence not in ("", "acquire")
 
     @property
     def memory(self) -> bool:
@@ -447,7 +458,7 @@ class _Builder:
             return self._access(each, step, plain, sources, control)
         if isinstance(each, Fence):
             # From sm_70 on, membar is a synonym of fence.sc (PTX ISA, membar / fence).
-            order: Literal["acq_rel", "sc"] = "acq_rel" if each.order == "acq_rel" else "sc"
+            order: FenceOrder = "sc" if each.order == "membar" else each.order
             return self._add(replace(plain, strong=True, scope=each.scope, fence=order), control)
         if isinstance(each, ProxyFence):
             return self._add(replace(plain, proxy_fence=True), control)
@@ -613,7 +624,7 @@ class _Builder:
                     for each in self.program_order[thread]:
                         fence = self.way.events[each]
                         covers = fence.scope is not None and includes(self.program, fence.scope, one, two)
-                        if fence.fence and covers and each < arrival:
+                        if fence.releases_behind and covers and each < arrival:
                             self.way.order.append((each, wait))
 
 

@@ -175,7 +175,7 @@ def _other(each: Instruction, what: str, random_: random.Random) -> Instruction:
     if isinstance(each, ClusterArrive):
         return replace(each, relaxed=not each.relaxed)
     if isinstance(each, Fence):
-        return replace(each, order=random_.choice(("acq_rel", "sc")))
+        return replace(each, order=random_.choice(("acq_rel", "sc", "acquire", "release")))
     return each
 
 
@@ -244,7 +244,7 @@ def _instruction(random_: random.Random, thread: int, shared: bool) -> Instructi
         order = random_.choice(("relaxed", "acquire", "release", "acq_rel"))
         operation = random_.choice(("add", "exch", "cas"))
         return Atomic(operation, at, random_.randrange(1, 4), order, scope, register, random_.randrange(2))  # type: ignore[arg-type]
-    name = random_.choice(("acq_rel", "sc", "membar"))
+    name = random_.choice(("acq_rel", "acq_rel", "sc", "sc", "membar", "acquire", "release"))
     return Fence(name, "gpu" if name == "membar" and scope == "cluster" else scope)  # type: ignore[arg-type]
 
 
@@ -263,4 +263,4 @@ def contended(random_: random.Random, thread: int, shared: bool) -> Instruction:
         operation = random_.choice(("add", "exch", "cas", "cas"))
         operand, compare = random_.randrange(1, 4), random_.randrange(3)
         return Atomic(operation, at, operand, order, scope, register, compare)  # type: ignore[arg-type]
-    return Fence(random_.choice(("acq_rel", "acq_rel", "sc")), scope)  # type: ignore[arg-type]
+    return Fence(random_.choice(("acq_rel", "acq_rel", "sc", "sc", "acquire", "release")), scope)  # type: ignore[arg-type]

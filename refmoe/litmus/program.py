@@ -115,9 +115,9 @@ class Atomic:
 
 @dataclass(frozen=True)
 class Fence:
-    """`fence.sc`, `fence.acq_rel`, or `membar`, which is `fence.sc` from sm_70 on (PTX ISA, membar/fence)."""
+    """`fence` of some order, or `membar`, which is `fence.sc` from sm_70 on (PTX ISA, membar/fence)."""
 
-    order: Literal["acq_rel", "sc", "membar"]
+    order: Literal["acq_rel", "acquire", "release", "sc", "membar"]
     scope: Scope
 
     def __str__(self) -> str:

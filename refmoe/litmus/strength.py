@@ -58,7 +58,7 @@ def release_patterns(way: Way, order: Relation) -> list[tuple[int, int]]:
             if not (program_ordered(first, write) and has(order, first.index, write.index)):
                 continue
             # A release operation on the same location, or a release fence, followed by a strong write.
-            if (first.release and first.writes and overlap_completely(first, write)) or first.fence:
+            if (first.release and first.writes and overlap_completely(first, write)) or first.releases_behind:
                 patterns.append((first.index, write.index))
     return patterns
 
@@ -74,6 +74,6 @@ def acquire_patterns(way: Way, order: Relation) -> list[tuple[int, int]]:
         for last in way.events:
             if not (program_ordered(read, last) and has(order, read.index, last.index)):
                 continue
-            if (last.acquire and last.reads and overlap_completely(read, last)) or last.fence:
+            if (last.acquire and last.reads and overlap_completely(read, last)) or last.acquires_before:
                 patterns.append((read.index, last.index))
     return patterns

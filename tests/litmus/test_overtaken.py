@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from support.litmus.notation import program
 
+from refmoe import ptx
 from refmoe.litmus.afterwards import overtaken, written_again
 from refmoe.litmus.axioms import judge
 from refmoe.litmus.program import Program
@@ -126,3 +128,102 @@ def test_what_is_overtaken_keeps_its_place(name: str) -> None:
     (seen,) = observe([found], 16, walks=3000)
     assert (seen.race, seen.error) == (None, None)
     assert seen.outcomes <= verdict.outcomes
+
+
+#: What CTA 0 does, which stores 1 behind its read, and CTA 1, which reads some of the bytes or more.
+OTHERS = {
+    "a vector over a scalar": (
+        "ld.relaxed.gpu.global.u32 %r0, [%g]; st.relaxed.gpu.global.u32 [%g], %one;",
+        "ld.relaxed.gpu.global.v2.u32 {%r1, %r2}, [%g];",
+    ),
+    "a scalar over a vector": (
+        "ld.relaxed.gpu.global.v2.u32 {%r0, %r3}, [%g]; st.relaxed.gpu.global.v2.u32 [%g], {%one, %one};",
+        "ld.relaxed.gpu.global.u32 %r1, [%g];",
+    ),
+    "a vector over an atomic": (
+        "atom.relaxed.gpu.global.add.u32 %r0, [%g], 8; st.relaxed.gpu.global.u32 [%g], %one;",
+        "ld.relaxed.gpu.global.v2.u32 {%r1, %r2}, [%g];",
+    ),
+    "a vector over an acquire": (
+        "ld.acquire.gpu.global.u32 %r0, [%g]; st.relaxed.gpu.global.u32 [%g], %one;",
+        "ld.acquire.gpu.global.v2.u32 {%r1, %r2}, [%g];",
+    ),
+}
+
+KERNEL = """
+.version 8.3
+.target sm_90
+.address_size 64
+.visible .entry others(.param .u64 memory, .param .u64 results)
+{{
+    .reg .pred %p;
+    .reg .b32 %cta, %one, %r0, %r1, %r2, %r3;
+    .reg .b64 %g, %o;
+    ld.param.u64 %g, [memory];
+    ld.param.u64 %o, [results];
+    mov.u32 %cta, %ctaid.x;
+    mov.u32 %one, 1;
+    setp.ne.u32 %p, %cta, 0;
+    @%p bra OTHER;
+    {first}
+    st.global.u32 [%o], %r0;
+    ret;
+OTHER:
+    {second}
+    ret;
+}}
+"""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_nobody_reads_what_it_stores_next_whoever_reads_other_bytes_with_it(name: str) -> None:
+    first, second = OTHERS[name]
+    module = ptx.Module.parse(KERNEL.format(first=first, second=second), "others")
+    for number in range(120):
+        memory, results = np.zeros(16, np.uint8), np.zeros(1, np.uint32)
+        arguments = [ptx.Buffer(memory, "memory"), ptx.Buffer(results, "results")]
+        ptx.launch(module, "others", (2, 1, 1), (1, 1, 1), arguments, schedule=ptx.Schedule(number))
+        assert (int(results[0]), int(memory.view(np.uint32)[0])) == (0, 1), number
+
+
+CONTENDED = """
+.version 8.3
+.target sm_90
+.address_size 64
+.visible .entry contended(.param .u64 memory)
+{
+    .reg .pred %p;
+    .reg .b32 %t, %c, %n, %i, %round, %r<4>;
+    .reg .b64 %g, %m;
+    ld.param.u64 %g, [memory];
+    mov.u32 %t, %tid.x;
+    mov.u32 %c, %ctaid.x;
+    mov.u32 %n, %ntid.x;
+    mad.lo.u32 %i, %c, %n, %t;
+    and.b32 %r0, %i, 15;
+    mul.wide.u32 %m, %r0, 4;
+    add.u64 %m, %m, %g;
+    mov.u32 %round, 0;
+AGAIN:
+    atom.relaxed.gpu.global.exch.b32 %r0, [%m], %i;
+    st.relaxed.gpu.global.u32 [%m], %i;
+    ld.acquire.gpu.global.u32 %r1, [%m];
+    ld.acquire.gpu.global.u32 %r2, [%m];
+    atom.acq_rel.gpu.global.add.u32 %r3, [%m+64], 1;
+    st.release.gpu.global.u32 [%m+64], %i;
+    add.u32 %round, %round, 1;
+    setp.lt.u32 %p, %round, 3;
+    @%p bra AGAIN;
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize("number", [2, 9])
+def test_a_write_that_has_just_come_is_remembered_among_many(number: int) -> None:
+    """While somebody may read late, histories keep more writes than else."""
+    module = ptx.Module.parse(CONTENDED, "contended")
+    memory = np.zeros(32, np.uint32)
+    schedule = ptx.Schedule(number)
+    ptx.launch(module, "contended", (2, 1, 1), (64, 1, 1), [ptx.Buffer(memory, "memory")], schedule=schedule)
+    assert set(memory[:16].tolist()) <= set(range(128))

@@ -281,20 +281,23 @@ class Steps:
 
     def _writes_there(self, writer: _Step, reader: _Step) -> bool:
         """Whether a step writes what that of another thread touches."""
-        written, touched = writer.move.footprint, reader.move.footprint
-        return writer.lane != reader.lane and written.writes and _overlap(written, touched)
+        return writer.move.footprint.writes and self._touches_there(writer, reader)
+
+    def _touches_there(self, step: _Step, other: _Step) -> bool:
+        """Whether a step touches what that of another thread touches."""
+        return step.lane != other.lane and _overlap(step.move.footprint, other.move.footprint)
 
     def _is_kept_from_writing(self, step: _Step) -> bool:
         """Whether a step would tell an atomic of another thread that is put off what comes after it.
 
-        Nor may it write some of the bytes alone that another thread acquires late, or has stored to since: their
+        Nor may it touch some of the bytes alone that another thread acquires late, or has stored to since: their
         history would begin anew.
         """
         strong, keys = self._machine.strong, self._keys
         if self._is_fence(step):
             return False
         whole = (each for each in itertools.chain(*self._late.values()) if each.acquired or each.overtaken)
-        if any(self._writes_there(step, each) and not _alike(step, each) for each in whole):
+        if any(self._touches_there(step, each) and not _alike(step, each) for each in whole):
             return True
         return any(
             step.move.footprint.space == "everything"

@@ -149,7 +149,7 @@ class History:
         # What was there before a launch's writes is its own start.
         place = end if last else [*places, end][choices.below(len(places) + 1)]
         self.writes.insert(place, made)
-        self._trim(keep)
+        self._trim(keep, place)
         return place == end
 
     def take(
@@ -177,13 +177,15 @@ class History:
     def follow(self, chosen: RecordedWrite, made: RecordedWrite, keep: bool = False) -> RecordedWrite:
         """An atomic that read a write comes right behind it; `keep` see `write`."""
         chosen.followed = True
-        self.writes.insert(self._place(chosen) + 1, made)
-        self._trim(keep)
+        place = self._place(chosen) + 1
+        self.writes.insert(place, made)
+        self._trim(keep, place)
         return made
 
-    def _trim(self, keep: bool) -> None:
+    def _trim(self, keep: bool, place: int) -> None:
+        """Forget the first writes, but none from a place on: there may be more since some were kept."""
         if not keep:
-            del self.writes[:-_LAST]
+            del self.writes[: max(min(len(self.writes) - _LAST, place), 0)]
 
 
 @dataclass(frozen=True)
