@@ -78,7 +78,7 @@ def test_each_program_has_a_kernel(target: str) -> None:
         text = module_text([program], target)  # type: ignore[arg-type]
         assert f".target {target}\n" in text
         assert text.count(".entry") == 1
-        assert "try_wait" not in text or target == "sm_90"
+        assert "try_wait" not in re.sub("//.*", "", text) or target == "sm_90"
         labels = re.findall(r"^(\w+):", text, re.MULTILINE)
         assert len(labels) == len(set(labels))
         assert set(re.findall(r"bra (\w+);", text)) <= set(labels)
