@@ -53,6 +53,18 @@ SHOWN = {
         "ld.relaxed.gpu r0 y; atom.acquire.gpu.add r1 y 8; st.relaxed.gpu x 3 | "
         "ld.relaxed.gpu r0 x; st.relaxed.gpu y r0"
     ),
+    "a release that nobody acquires, and an acquire of another location": (
+        "atom.relaxed.gpu.add r0 x 7; st.release.gpu y 1 | "
+        "until ld.relaxed.gpu r0 y == 1; ld.acquire.gpu r2 z; atom.relaxed.gpu.add r1 x 5"
+    ),
+    "a release of another location than what is acquired": (
+        "atom.relaxed.gpu.add r0 x 7; st.release.gpu z 1; st.relaxed.gpu y 1 | "
+        "until ld.acquire.gpu r0 y == 1; atom.relaxed.gpu.add r1 x 5"
+    ),
+    "a fence that acquires what was read before it, behind a condition": (
+        "ld.relaxed.gpu r0 x; ld.relaxed.gpu r1 y; if r1 == 1 { fence.acq_rel.gpu; st.relaxed.gpu z 1 } | "
+        "st.release.gpu y 1 | ld.relaxed.gpu r0 z; st.relaxed.gpu x r0"
+    ),
     "an acquire behind an atomic": (
         "atom.release.gpu.add r0 y 16; ld.acquire.gpu r1 y; st.release.gpu x 3 | "
         "ld.relaxed.gpu r0 x; st.relaxed.gpu y r0"
@@ -107,6 +119,13 @@ HELD = {
     ),
     "what a later read of the thread did not see": (
         "ld.relaxed.gpu r0 y; ld.relaxed.gpu r1 y; st.relaxed.gpu x 3 | ld.relaxed.gpu r0 x; st.relaxed.gpu y r0"
+    ),
+    "what an atomic did not see whose release was acquired": (
+        "atom.relaxed.gpu.add r0 x 7; st.release.gpu y 1 | ld.acquire.gpu r0 y; atom.relaxed.gpu.add r1 x 5"
+    ),
+    "what an atomic did not see whose release was acquired after a read": (
+        "atom.relaxed.gpu.add r0 x 7; st.release.gpu y 1 | "
+        "ld.relaxed.gpu r2 y; ld.acquire.gpu r0 y; atom.relaxed.gpu.add r1 x 5 | st.relaxed.gpu y 2"
     ),
     "what an atomic passes on that the store overtakes": (
         "st.weak u 1; atom.release.gpu.add r0 y 2; st.relaxed.gpu y 1; st.relaxed.gpu x 3 | "

@@ -39,7 +39,7 @@ from refmoe.ptx.engine.mbarrier_table import OBJECT_BYTES
 from refmoe.ptx.engine.meetings import Meetings
 from refmoe.ptx.engine.native_state import NativeState
 from refmoe.ptx.engine.order.clocks import Clocks
-from refmoe.ptx.engine.order.outcomes import Outcomes
+from refmoe.ptx.engine.order.foresight import Foresight
 from refmoe.ptx.engine.races import RaceShadow
 from refmoe.ptx.engine.slow import Suspected, looks_for_unwritten
 from refmoe.ptx.engine.tensor.register_pool import RegisterPool
@@ -148,7 +148,7 @@ class Machine(Runner):
                 self.code.has_bulk, self.code.fences_in_order, self.code.fences_inits, self.code.lanes_leave,
                 launch.agents, self._absent_warps(blocks),
             )  # fmt: skip
-            self.strong = Outcomes(
+            self.strong = Foresight(
                 self.clocks, launch.order, self.warps, first_cta, blocks, self.choices, self.code.strong_spaces
             )
             self._watch_shared()

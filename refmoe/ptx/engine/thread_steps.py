@@ -404,8 +404,13 @@ class Steps:
         passing = [late for late in others if late.released]
         if not scope or not passing:
             return False
-        if self._is_fence(step) and strong.learns_nothing(step.lane, scope):
-            return any(strong.reach_each_other(step.lane, scope, late.lane, late.in_order) for late in passing)
+        since = {late.lane: late.deferred.clock for late in reversed(passing) if late.deferred is not None}
+        if self._is_fence(step):
+            in_order = (strong.reach_each_other(step.lane, scope, late.lane, late.in_order) for late in passing)
+            return any(in_order) or strong.may_hear_of(step.lane, scope, None, since)
+        if step.move.footprint.space in ("global", "shared") and not self._is_a(step, "mbarrier"):
+            hears: bool = strong.may_hear_of(step.lane, scope, self._keys(step.move.footprint), since)
+            return hears
         cta = self._machine.lane_cta[step.lane]
         return scope > CTA or any(self._machine.lane_cta[late.lane] == cta for late in passing)
 
@@ -530,11 +535,10 @@ class Steps:
     def _may_cross(self, step: _Step, late: _Step) -> bool:
         """Whether what a thread has put off may pass a step that orders, which then tells nobody anything."""
         machine, scope = self._machine, self._acquired_by_fence(step)
-        strong = machine.strong
         return (
             step.place in self._windows.wider(late.place).crossings
             and machine.ctas == machine.launch.grid.count
-            and (not scope or (strong.learns_nothing(step.lane, scope) and self._reads_nothing(step.lane, late, scope)))
+            and (not scope or self._reads_nothing(step.lane, late, scope))
         )
 
     def _come(self, lane: int, place: int, turn: int) -> None:

@@ -100,6 +100,10 @@ class History:
         oldest, newest = self._range(knows, count)
         return self.writes[oldest : newest + 1]
 
+    def passed(self) -> list[Any]:
+        """What the elements of all writes pass on, see `Location`; None for nothing."""
+        return [each for write in self.writes for each in write.passed]
+
     def behind(self, write: RecordedWrite) -> list[RecordedWrite]:
         """The writes that come after one."""
         return self.writes[self._place(write) + 1 :]

@@ -9,10 +9,9 @@ already: nothing comes between the two. One that compares, and finds something e
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,14 +27,14 @@ from refmoe.ptx.engine.order.lessons import Lessons
 from refmoe.ptx.engine.order.locations import FenceKnowledge, Location, Order, Reached, Releases
 from refmoe.ptx.engine.order.strong import Strong, StrongAccess, index_of
 from refmoe.ptx.state.memory import Region
-from refmoe.ptx.state.records import CLUSTER, SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
+from refmoe.ptx.state.records import SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
 
 Array = Any
 # Warps whose accesses are remembered one by one, and so many of each lane: more than it has as long as threads take
 # single steps.
 _FEW_WARPS, _NOTED = 8, 512
 # The record of no access.
-_NOBODY = -1
+NOBODY = -1
 
 
 class Outcomes(Strong):
@@ -143,27 +142,6 @@ class Outcomes(Strong):
         """The next store of a lane comes behind all that there are of its location."""
         self._lasts.add(lane)
 
-    def release_early(self, lane: int, keys: Iterable[int], unit: int, strength: int, deferred: Deferred) -> None:
-        """A lane will release at some places by an atomic that it has put off, and stores there first.
-
-        Who reads that store acquires what the atomic passes on, which is no less whatever it will read.
-        """
-        thread, cta = self._clocks.first_warp * LANES + lane, self._cta(lane)
-        for key in keys:
-            location = self._order.locations.get(key)
-            if location is None:
-                location = self._order.locations[key] = Location(unit, _NOBODY, cta, strength, Releases(), {})
-            location.own = {**location.own, thread: ((strength, cta), deferred.known)}
-
-    @contextlib.contextmanager
-    def _putting_off(self, deferred: Deferred | None) -> Iterator[None]:
-        """What is asked now is asked for an access that was put off."""
-        before, self.deferred = self.deferred, deferred
-        try:
-            yield
-        finally:
-            self.deferred = before
-
     def _before_own(self, lane: int, history: History) -> int:
         """How many writes, the first ones, an access of a lane may read.
 
@@ -192,17 +170,6 @@ class Outcomes(Strong):
     def _noted_since(self, lane: int, clock: int) -> list[NotedAccess]:
         """What a lane has done from a step on."""
         return [each for each in self._noted.get(lane, ()) if each.clock >= clock]
-
-    def expect(self, lane: int, keys: Iterable[int], clock: int) -> None:
-        """An atomic that a lane has put off at a step, and that passes a fence `.sc`, may come behind what is there.
-
-        So the lane knows what it may have to know once that is certain.
-        """
-        for key in keys:
-            held = self._order.reached.get(key)
-            if held is not None and held.every is not None:
-                super()._come_behind(lane, key, held.every)
-                self._came_behind(self._clocks.first_warp * LANES + lane, clock, held.every)
 
     def _known(self, lane: int) -> Knowledge:
         return super()._known(lane) if self.deferred is None else self.deferred.known
@@ -327,10 +294,10 @@ class Outcomes(Strong):
 
     def _agrees_with(self, lane: int, clock: int, told: Knowledge) -> bool:
         """Whether what a lane did from a step on may come behind what somebody knew."""
-        knows, first = self._with_lessons(partial(self._is_in, told)), self._clocks.first_warp * LANES
         # Who has put an access off may still read what the lane has done.
-        if any(knows(step << STEP_SHIFT | first + other) for other, step in self._open.items() if other != lane):
+        if self._tells_of(told, {other: step for other, step in self._open.items() if other != lane}):
             return False
+        knows = self._with_lessons(partial(self._is_in, told))
         if self._unknown.get(lane, 0) >= clock:
             return False
         for each in self._noted_since(lane, clock):
@@ -452,67 +419,12 @@ class Outcomes(Strong):
         mine = self._fences_before(lane) if self._clocks.sequential else None
         return reached if mine is None else tuple(self._order.pool.join(each, mine) for each in reached)
 
-    def learns_nothing(self, lane: int, strength: int) -> bool:
-        """Whether a lane would acquire nothing by a fence of some scope now."""
-        return not any(self._is_news(lane, each, strength) for each in self._acquirable(lane))
-
-    def may_learn_nothing(
-        self, lane: int, strength: int, keys: Sequence[int], writes: bool, deferred: Deferred | None
-    ) -> bool:
-        """Whether a lane may read a write of some places by which it acquires nothing in some scope.
-
-        `writes`: whether it also writes, right behind it. `deferred`: of an access that it has put off.
-        """
-        if not strength:
-            return True
-        history, told = self._history_at(keys[0]), partial(self._told, lane, strength)
-        read = self._pending.get(lane, {})
-        with self._putting_off(deferred):
-            # An acquire acquires by what its thread has read there before, too.
-            if any(self._is_news(lane, each, strength) for key in keys for each in read.get(key, ())):
-                return False
-            if history is not None and history.width == len(keys):
-                readable = history.readable(self._knows_in_order(lane), self._before_own(lane, history))
-                return any(told(each) is None for each in readable if not (writes and each.followed))
-            written = (write for each in map(self._history_at, keys) if each is not None for write in each.writes)
-            locations = filter(None, map(self._order.locations.get, keys))
-            news = any(self._is_news(lane, each.releases, strength) for each in locations)
-            return not news and all(told(each) is None for each in written)
-
-    def tells(self, lane: int, releases: int, keys: Iterable[int], other: int, acquired: int) -> bool:
-        """Whether another lane that acquires in a scope may learn something by a write of a lane at some places.
-
-        `releases`: the scope in which the write releases by itself. What an atomic has read is not asked for.
-        """
-        scopes = [releases, *self._fences_of(lane), *([CLUSTER] if lane in self._inits else [])]
-        locations = filter(None, map(self._order.locations.get, keys))
-        scopes += [strength for location in locations for (strength, _), _ in location.own.values()]
-        return self.reach_each_other(lane, max(scopes), other, acquired)
-
-    def may_be_told(self, lane: int, deferred: Deferred, teller: int, keys: Iterable[int]) -> bool:
-        """Whether what another lane knows, and what it finds at some places, may come before what a lane has done."""
-        acquiring = self._acquires_of(lane, deferred, teller)
-        return self._agrees_with(lane, acquiring.clock, self._tells_at_most(lane, acquiring, teller, keys))
-
-    def be_told(self, lane: int, deferred: Deferred, teller: int, keys: Iterable[int]) -> None:
-        """An access that a lane has put off may have to come behind an atomic of another lane: it knows what that knew.
-
-        That is more than it need know, if it comes before. So no race that depends on that order is reported.
-        """
-        acquiring = self._acquires_of(lane, deferred, teller)
-        self._teach(lane, acquiring, self._tells_at_most(lane, acquiring, teller, keys))
-
-    def _acquires_of(self, lane: int, deferred: Deferred, teller: int) -> Acquiring:
-        """The first place where a lane may acquire something of another one."""
-        reaching = (each for each in deferred.acquires if self.reach_each_other(lane, each.scope, teller, each.scope))
-        return next(reaching)
-
-    def _tells_at_most(self, lane: int, acquiring: Acquiring, teller: int, keys: Iterable[int]) -> Knowledge:
-        told: Knowledge | None = self._known(teller)
-        for location in filter(None, map(self._order.locations.get, keys)):
-            told = self._order.pool.join(told, self._usable(location.releases, self._cta(lane), acquiring.scope))
-        assert told is not None
-        return told
+    def _tells_of(self, told: Knowledge | None, since: Mapping[int, int]) -> bool:
+        """Whether who knows something knows what lanes have done from some step on."""
+        if told is None:
+            return False
+        knows, first = self._with_lessons(partial(self._is_in, told)), self._clocks.first_warp * LANES
+        return any(knows(step << STEP_SHIFT | first + lane) for lane, step in since.items())
 
     def _told(self, lane: int, strength: int, write: RecordedWrite) -> Knowledge | None:
         """What a lane acquires by reading a write before a fence of some scope; None for nothing that is new to it."""
@@ -596,7 +508,7 @@ class Outcomes(Strong):
                 location.own = location.own if made is None else made.own
                 self._order.locations[key] = location
             elif made is not None and made.own:
-                self._order.locations[key] = replace(made, record=_NOBODY, releases=Releases())
+                self._order.locations[key] = replace(made, record=NOBODY, releases=Releases())
 
     # Atomics
 
