@@ -65,6 +65,11 @@ SHOWN = {
         "ld.relaxed.gpu r0 x; ld.relaxed.gpu r1 y; if r1 == 1 { fence.acq_rel.gpu; st.relaxed.gpu z 1 } | "
         "st.release.gpu y 1 | ld.relaxed.gpu r0 z; st.relaxed.gpu x r0"
     ),
+    "a fence that is in no order, and a late access that has passed one that is": (
+        "ld.relaxed.gpu r0 x; fence.sc.gpu; st.relaxed.gpu y 1 | "
+        "ld.relaxed.gpu r0 z; if r0 == 1 { fence.acq_rel.gpu; st.relaxed.gpu x 1 } | "
+        "ld.relaxed.gpu r0 y; st.relaxed.gpu z r0"
+    ),
     "an acquire behind an atomic": (
         "atom.release.gpu.add r0 y 16; ld.acquire.gpu r1 y; st.release.gpu x 3 | "
         "ld.relaxed.gpu r0 x; st.relaxed.gpu y r0"
@@ -127,6 +132,18 @@ HELD = {
         "atom.relaxed.gpu.add r0 x 7; st.release.gpu y 1 | "
         "ld.relaxed.gpu r2 y; ld.acquire.gpu r0 y; atom.relaxed.gpu.add r1 x 5 | st.relaxed.gpu y 2"
     ),
+    "what an atomic acquires behind a load that was put off with it": (
+        "ld.relaxed.gpu r0 y; atom.relaxed.gpu.add r1 y 8; fence.acq_rel.gpu; ld.relaxed.gpu r2 z; "
+        "st.relaxed.gpu x 1 | st.relaxed.gpu z 1; st.relaxed.gpu y 1; atom.release.gpu.add r0 y 16"
+    ),
+    "what an atomic acquires later that a fence of another thread would pass on": (
+        "atom.acq_rel.gpu.add r0 y 2; st.relaxed.gpu y 1 | "
+        "ld.relaxed.gpu r1 y; fence.acq_rel.gpu; ld.relaxed.gpu r2 z | st.relaxed.gpu z 1; st.release.gpu y 5"
+    ),
+    "what a store has released since then": (
+        "atom.release.gpu.add r0 y 2; st.weak u 1; st.release.gpu y 1; st.relaxed.gpu y 5 | "
+        "ld.acquire.gpu r0 y; if r0 == 5 { ld.weak r1 u }"
+    ),
     "what an atomic passes on that the store overtakes": (
         "st.weak u 1; atom.release.gpu.add r0 y 2; st.relaxed.gpu y 1; st.relaxed.gpu x 3 | "
         "ld.relaxed.gpu r0 x; st.relaxed.gpu z r0 | ld.acquire.gpu r0 y; if r0 == 1 { ld.weak r1 u }"
@@ -162,6 +179,11 @@ OTHERS = {
     "a vector over an atomic": (
         "atom.relaxed.gpu.global.add.u32 %r0, [%g], 8; st.relaxed.gpu.global.u32 [%g], %one;",
         "ld.relaxed.gpu.global.v2.u32 {%r1, %r2}, [%g];",
+    ),
+    "a vector that is put off, too": (
+        "ld.relaxed.gpu.global.u32 %r0, [%g]; st.relaxed.gpu.global.u32 [%g], %one;",
+        "ld.relaxed.gpu.global.v2.u32 {%r1, %r2}, [%g]; st.relaxed.gpu.global.u32 [%g+8], %one; "
+        "st.global.u32 [%o+4], %r1;",
     ),
     "a vector over an acquire": (
         "ld.acquire.gpu.global.u32 %r0, [%g]; st.relaxed.gpu.global.u32 [%g], %one;",
@@ -199,10 +221,74 @@ def test_nobody_reads_what_it_stores_next_whoever_reads_other_bytes_with_it(name
     first, second = OTHERS[name]
     module = ptx.Module.parse(KERNEL.format(first=first, second=second), "others")
     for number in range(120):
-        memory, results = np.zeros(16, np.uint8), np.zeros(1, np.uint32)
+        memory, results = np.zeros(16, np.uint8), np.zeros(2, np.uint32)
         arguments = [ptx.Buffer(memory, "memory"), ptx.Buffer(results, "results")]
         ptx.launch(module, "others", (2, 1, 1), (1, 1, 1), arguments, schedule=ptx.Schedule(number))
         assert (int(results[0]), int(memory.view(np.uint32)[0])) == (0, 1), number
+
+
+#: What CTA 0 does in the shared memory of CTA 1, whose bytes have no name in CTA 0, and CTA 1.
+REMOTE = {
+    "a read of more bytes": (
+        "ld.relaxed.cluster.shared::cluster.v2.u32 {%r0, %r3}, [%there]; "
+        "st.relaxed.cluster.shared::cluster.u32 [%there], %one; st.global.u32 [%o], %r0;",
+        "",
+    ),
+    "a release": (
+        "st.global.u32 [%g], %one; atom.release.cluster.shared::cluster.add.u32 %r0, [%there], 2; "
+        "st.relaxed.cluster.shared::cluster.u32 [%there], %one; st.global.u32 [%o], %r0;",
+        "ld.acquire.cluster.shared.u32 %r1, [%here]; setp.ne.u32 %p, %r1, 1; @%p bra END; ld.global.u32 %r2, [%g]; "
+        "st.global.u32 [%o+4], %r2;",
+    ),
+}
+
+CLUSTER = """
+.version 8.3
+.target sm_90
+.address_size 64
+.visible .entry remote(.param .u64 memory, .param .u64 results)
+.reqnctapercluster 2
+{{
+    .reg .pred %first, %p;
+    .reg .b32 %rank, %one, %zero, %here, %there, %r<4>;
+    .reg .b64 %g, %o;
+    .shared .align 16 .b32 words[4];
+    ld.param.u64 %g, [memory];
+    ld.param.u64 %o, [results];
+    mov.u32 %rank, %cluster_ctarank;
+    mov.u32 %one, 1;
+    mov.u32 %zero, 0;
+    mov.u32 %here, words;
+    mapa.shared::cluster.u32 %there, %here, 1;
+    setp.eq.u32 %first, %rank, 0;
+    @!%first st.shared.v4.u32 [%here], {{%zero, %zero, %zero, %zero}};
+    barrier.cluster.arrive.release.aligned;
+    barrier.cluster.wait.acquire.aligned;
+    @!%first bra OTHER;
+    {first}
+    bra END;
+OTHER:
+    {second}
+END:
+    barrier.cluster.arrive.release.aligned;
+    barrier.cluster.wait.acquire.aligned;
+    ret;
+}}
+"""
+
+
+@pytest.mark.parametrize("name", REMOTE)
+def test_nothing_is_overtaken_in_the_shared_memory_of_another_block(name: str) -> None:
+    first, second = REMOTE[name]
+    module = ptx.Module.parse(CLUSTER.format(first=first, second=second), "remote")
+    seen = set[tuple[int, int]]()
+    for number in range(80):
+        memory, results = np.zeros(16, np.uint8), np.zeros(2, np.uint32)
+        arguments = [ptx.Buffer(memory, "memory"), ptx.Buffer(results, "results")]
+        ptx.launch(module, "remote", (2, 1, 1), (1, 1, 1), arguments, schedule=ptx.Schedule(number))
+        seen.add((int(results[0]), int(results[1])))
+    assert {read for read, _ in seen} == {0}
+    assert {told for _, told in seen} == ({0, 1} if second else {0})
 
 
 CONTENDED = """

@@ -9,6 +9,9 @@ An access that is put off keeps the step in which its thread came to it, and wha
 it may pass what orders in its thread, see `refmoe.ptx.program.late`. Then it is as if it had happened before these:
 until it does, no other thread takes a step by which it may learn of those. Nor does it read what it, or a fence that it
 passed, would have told its thread. An atomic may have to read what is there, so that nobody may write such a thing.
+
+A store may overtake what its thread has put off of the same bytes: that then takes what lies under the store in
+coherence order.
 """
 
 from __future__ import annotations
@@ -78,7 +81,7 @@ class _Step:
         move: what names it, and what it touches.
         deferred: of an access that was put off, what it was put off with; None for another step.
         passes: whether the thread has come past a fence, an acquire or a release since then.
-        released: whether one of these passes something on.
+        released: whether one of these passes something on, or it does so itself and was overtaken.
         in_order: the widest scope of the `fence.sc` that it has come past, see `refmoe.ptx.state.records`; 0 for none.
         overtaken: whether the thread has stored to the same bytes since then.
     """
@@ -105,18 +108,17 @@ class _Step:
 
     def passing(self, releases: bool, acquiring: Acquiring | None, in_order: int) -> _Step:
         """The same, passing what releases, what acquires, or what is in order with others in a scope; 0 for none."""
-        passed = self if acquiring is None else self.acquiring(acquiring, None)
+        passed = self if acquiring is None else self.acquired_at(acquiring)
         released, in_order = self.released or releases, max(self.in_order, in_order)
         return replace(passed, passes=True, released=released, in_order=in_order)
 
-    def acquiring(self, acquiring: Acquiring, behind: _Step | None) -> _Step:
-        """The same, and what it reads is acquired there, perhaps by a step of the same bytes that is put off, too."""
+    def acquired_at(self, where: Acquiring) -> _Step:
+        """The same, and what it reads is acquired there."""
         deferred = self.deferred
         assert deferred is not None
-        if acquiring.scope > deferred.acquired:
-            deferred = replace(deferred, acquires=(*deferred.acquires, acquiring))
-        makes_room = deferred.makes_room or (behind is not None and behind.move.footprint.writes)
-        return replace(self, deferred=replace(deferred, makes_room=makes_room))
+        if where.scope <= deferred.acquired:
+            return self
+        return replace(self, deferred=replace(deferred, acquires=(*deferred.acquires, where)))
 
 
 class Runner(Lanes):
@@ -135,9 +137,10 @@ def _overlap(one: Footprint, other: Footprint) -> bool:
 
 
 def _alike(one: _Step, other: _Step) -> bool:
-    """Whether two accesses are of the same bytes."""
+    """Whether two accesses are certainly of the same bytes."""
     mine, theirs = one.move.footprint, other.move.footprint
-    return (mine.begin, mine.end) == (theirs.begin, theirs.end)
+    where = (mine.space, mine.owner, mine.begin, mine.end)
+    return mine.space != "everything" and where == (theirs.space, theirs.owner, theirs.begin, theirs.end)
 
 
 class Steps:
@@ -220,7 +223,7 @@ class Steps:
         if late_lanes:
             ready = [step for mine in self._late.values() for step in self._first(mine)]
             steps = [step for step in steps if step.lane not in late_lanes or self._may_pass(step)]
-            steps = [step for step in steps if not (self._is_kept_back(step) or self._is_kept_from_writing(step))]
+            steps = [step for step in steps if not (self._is_kept_back(step) or self._is_kept_away(step))]
         ready += [step for step in steps if step.lane not in self._polling] if self._polling else steps
         self.open = not ready
         if self.open:
@@ -243,19 +246,18 @@ class Steps:
     # What is put off
 
     def _may_put_off(self, step: _Step) -> bool:
-        """Whether somebody might tell that a thread goes on without its access, and the access acquires nothing."""
+        """Whether somebody might tell that a thread goes on without its access, and the access may acquire nothing."""
         if step.place not in self._windows.worth or self._machine.strong is None:
             return False
         scope = self._own_scope(step)
         if scope and step.move.footprint.space not in ("global", "shared"):
             return False
+        if not scope:
+            return True
+        # Behind other reads of its bytes it takes what these took, or what came later: so they acquire that, too.
         front = self._in_front(step)
-        if not scope or not front:
-            return not scope or self._reads_nothing(step.lane, step, scope)
-        # Behind other reads of its own it takes what these took, or what came later: so they acquire that, too.
-        return all(
-            _alike(step, each) and not self._is_a(each, "st") and self._reads_nothing(step.lane, each, scope)
-            for each in (*front, step)
+        return all(_alike(step, each) and not self._is_a(each, "st") for each in front) and all(
+            not self._is_parted(each) and self._reads_nothing(step.lane, each, scope) for each in (*front, step)
         )
 
     def _own_scope(self, step: _Step) -> int:
@@ -283,14 +285,19 @@ class Steps:
         """Whether a step writes what that of another thread touches."""
         return writer.move.footprint.writes and self._touches_there(writer, reader)
 
+    def _is_parted(self, step: _Step) -> bool:
+        """Whether another thread has put an access off that is of some of a step's bytes alone, or of more."""
+        late = itertools.chain(*self._late.values())
+        return any(self._touches_there(each, step) and not _alike(each, step) for each in late)
+
     def _touches_there(self, step: _Step, other: _Step) -> bool:
         """Whether a step touches what that of another thread touches."""
         return step.lane != other.lane and _overlap(step.move.footprint, other.move.footprint)
 
-    def _is_kept_from_writing(self, step: _Step) -> bool:
-        """Whether a step would tell an atomic of another thread that is put off what comes after it.
+    def _is_kept_away(self, step: _Step) -> bool:
+        """Whether a step would spoil what another thread has put off: tell an atomic what comes after it.
 
-        Nor may it touch some of the bytes alone that another thread acquires late, or has stored to since: their
+        Or it would touch some of the bytes alone that the other one acquires late, or has stored to since: their
         history would begin anew.
         """
         strong, keys = self._machine.strong, self._keys
@@ -330,7 +337,7 @@ class Steps:
         mine = self._late.setdefault(step.lane, [])
         if scope:
             acquiring, front = machine.strong.acquiring(scope), self._in_front(step)
-            mine[:] = [each.acquiring(acquiring, step) if each in front else each for each in mine]
+            mine[:] = [each.acquired_at(acquiring) if each in front else each for each in mine]
         deferred = machine.strong.defer(step.lane, scope)
         mine.append(_Step(step.lane, step.place, step.turn, move, deferred))
         (target,) = self._code.program.blocks[step.place].terminator.targets
@@ -340,18 +347,20 @@ class Steps:
         """A thread makes an access that it has put off, and at once those behind it that it makes room for."""
         machine = self._machine
         assert late.deferred is not None
-        self._late[late.lane].remove(late)
+        left = self._late[late.lane]
+        left.remove(late)
+        behind = [each for each in left if _overlap(each.move.footprint, late.move.footprint)]
+        makes_room = bool(late.acquired) and any(each.acquired and each.move.footprint.writes for each in behind)
         machine.tick(machine.launch.clock + 1)
-        now, machine.strong.deferred = machine.launch.clock, late.deferred
+        now, machine.strong.deferred = machine.launch.clock, replace(late.deferred, makes_room=makes_room)
         machine.tick(late.deferred.clock)
         try:
             machine.perform(late.place, mask)
         finally:
             machine.strong.deferred = None
             machine.tick(now)
-        left = self._late[late.lane]
-        if late.deferred.makes_room:
-            self._happen(next(each for each in left if _overlap(each.move.footprint, late.move.footprint)), mask)
+        if makes_room:
+            self._happen(behind[0], mask)
         elif not left:
             machine.strong.happened(late.lane)
 
@@ -404,9 +413,11 @@ class Steps:
         passing = [late for late in others if late.released]
         if not scope or not passing:
             return False
+        # Of each thread the first one.
         since = {late.lane: late.deferred.clock for late in reversed(passing) if late.deferred is not None}
         if self._is_fence(step):
-            in_order = (strong.reach_each_other(step.lane, scope, late.lane, late.in_order) for late in passing)
+            order = self._order_scope(step)
+            in_order = (strong.reach_each_other(step.lane, order, late.lane, late.in_order) for late in passing)
             return any(in_order) or strong.may_hear_of(step.lane, scope, None, since)
         if step.move.footprint.space in ("global", "shared") and not self._is_a(step, "mbarrier"):
             hears: bool = strong.may_hear_of(step.lane, scope, self._keys(step.move.footprint), since)
@@ -482,10 +493,6 @@ class Steps:
             (step.place in self._within(late) or self._may_cross(step, late)) for late in self._late.get(step.lane, ())
         ) and (not self._has_to_wait(step) or self._may_put_off(step))
 
-    def _is_behind(self, step: _Step) -> bool:
-        """Whether a step is of bytes of which its thread has put an access off."""
-        return bool(self._in_front(step))
-
     def _in_front(self, step: _Step) -> list[_Step]:
         """What the thread of a step has put off that is of its bytes."""
         late = () if self._is_fence(step) else self._late.get(step.lane, ())
@@ -494,11 +501,11 @@ class Steps:
     def _has_to_wait(self, step: _Step) -> bool:
         """Whether a step may only come behind what its thread has put off.
 
-        A store may come before reads of its bytes, and before atomics: they then take what is under it. A swap that
-        releases if it finds what it compares with is none of these: nobody knows what the store passes on.
+        A store may come before reads of its bytes, and before atomics: they then take what is under it. But it does not
+        come before a compare-and-swap that releases: whether that writes, and so releases, is open.
         """
         front = self._in_front(step)
-        if front and not self._is_a(step, "st"):
+        if front and (not self._is_a(step, "st") or self._is_parted(step)):
             return True
         return any(
             not _alike(step, each) or self._is_a(each, "st") or (self._releases(each) and self._is_a(each, "cas"))
@@ -511,7 +518,7 @@ class Steps:
         return instruction is not None and part in instruction.opcode.split(".")
 
     def _overtake(self, step: _Step) -> None:
-        """A thread takes a step before what it has put off of its bytes."""
+        """A thread takes a step: what it has put off of the same bytes is overtaken."""
         front = self._in_front(step)
         for each in front:
             releases = self._releases(each)
@@ -519,7 +526,7 @@ class Steps:
                 self._release_early(each)
             mine = self._late[step.lane]
             mine[mine.index(each)] = replace(each, overtaken=True, released=each.released or releases)
-        # What an atomic acquires that comes under others may be more than its thread may know.
+        # Under others the atomic might have to acquire what the thread has contradicted since.
         if any(each.acquired and each.move.footprint.writes for each in front):
             self._machine.strong.come_last(step.lane)
 
@@ -533,12 +540,12 @@ class Steps:
         self._machine.strong.release_early(late.lane, elements, opcode.size, scope_of(instruction), deferred)
 
     def _may_cross(self, step: _Step, late: _Step) -> bool:
-        """Whether what a thread has put off may pass a step that orders, which then tells nobody anything."""
+        """Whether what a thread has put off may pass a step that orders: it may still acquire nothing there."""
         machine, scope = self._machine, self._acquired_by_fence(step)
         return (
             step.place in self._windows.wider(late.place).crossings
             and machine.ctas == machine.launch.grid.count
-            and (not scope or self._reads_nothing(step.lane, late, scope))
+            and (not scope or (not self._is_parted(late) and self._reads_nothing(step.lane, late, scope)))
         )
 
     def _come(self, lane: int, place: int, turn: int) -> None:
@@ -598,7 +605,7 @@ class Steps:
         if guard is not None and guard.name in self._code.homes:
             told = self._machine.home(guard.name).reshape(-1).astype(bool) ^ instruction.negated
         own = self._is_own(instruction, np.flatnonzero(lanes).tolist())
-        if own and not any(each.passes for mine in self._late.values() for each in mine):
+        if own and not any(each.passes or each.released for mine in self._late.values() for each in mine):
             # But it does not pass what its thread has put off by itself, nor come while another one has passed it.
             told &= np.isin(np.arange(told.size), [lane for lane, mine in self._late.items() if mine])
         return told

@@ -5,7 +5,8 @@ acquire before or a release behind, a dependency, or one location ("Causality or
 of two threads that each read what the other writes after its own read, both may see the write ("load buffering").
 
 An access may be put off as long as its thread does nothing that one of these orders behind it: its *window*. In there
-its thread neither uses nor overwrites the registers of the access, and its other accesses are of other bytes.
+its thread neither uses nor overwrites the registers of the access. What it does to the same bytes waits, is put off,
+too, or is a store that overtakes the access, see `refmoe.ptx.engine.thread_steps`.
 
 A fence, an acquire or a release orders nothing by itself: the axioms of PTX let an access pass one that synchronises
 with nobody yet. So a read has a wider window behind those that it passes. As long as it is open no other thread may
@@ -211,7 +212,7 @@ def _is_apart(access: Instruction, other: Instruction, block: Block) -> bool:
     if opcode.space in ("param", "const", "local"):
         return True
     if communicates(other):
-        # Whether it is of other bytes is asked when its thread comes to it.
+        # Whether it is of the same bytes is asked when its thread comes to it.
         return _relaxed(other) is not None and len(block.instructions) == 1
     return _lie_apart(access, other)
 

@@ -19,14 +19,15 @@ from refmoe.ptx.state.records import CLUSTER
 
 
 class Foresight(Outcomes):
-    """Strong accesses with their outcomes, and what they may be."""
+    """Outcomes, and what is asked of them before a step comes."""
 
     def may_learn_nothing(
         self, lane: int, strength: int, keys: Sequence[int], writes: bool, deferred: Deferred | None
     ) -> bool:
         """Whether a lane may read a write of some places by which it acquires nothing in some scope.
 
-        `writes`: whether it also writes, right behind it. `deferred`: of an access that it has put off.
+        `writes`: whether it also writes, right behind it, so that nobody else may have done so.
+        `deferred`: of an access that it has put off.
         """
         if not strength:
             return True
@@ -67,7 +68,7 @@ class Foresight(Outcomes):
         """
         scopes = [releases, *self._fences_of(lane), *([CLUSTER] if lane in self._inits else [])]
         locations = filter(None, map(self._order.locations.get, keys))
-        scopes += [strength for location in locations for (strength, _), _ in location.own.values()]
+        scopes += [strength for location in locations for mine in location.own.values() for strength, _ in mine]
         return self.reach_each_other(lane, max(scopes), other, acquired)
 
     def may_be_told(self, lane: int, deferred: Deferred, teller: int, keys: Iterable[int]) -> bool:
@@ -109,14 +110,16 @@ class Foresight(Outcomes):
     def release_early(self, lane: int, keys: Iterable[int], unit: int, strength: int, deferred: Deferred) -> None:
         """A lane will release at some places by an atomic that it has put off, and stores there first.
 
-        Who reads that store acquires what the atomic passes on, which is no less whatever it will read.
+        Who reads that store acquires what the atomic passes on: at least what its thread knew when it came to it.
         """
         thread, cta = self._clocks.first_warp * LANES + lane, self._cta(lane)
         for key in keys:
             location = self._order.locations.get(key)
             if location is None:
                 location = self._order.locations[key] = Location(unit, NOBODY, cta, strength, Releases(), {})
-            location.own = {**location.own, thread: ((strength, cta), deferred.known)}
+            mine = location.own.get(thread, {})
+            with self._putting_off(deferred):
+                location.own = {**location.own, thread: self._having_released(mine, (strength, cta), deferred.known)}
 
     @contextlib.contextmanager
     def _putting_off(self, deferred: Deferred | None) -> Iterator[None]:

@@ -160,7 +160,7 @@ class History:
         self, lane: int, record: int, knows: Knows, choices: Choosing, count: int, writes: Callable[[bytes], bool],
         admits: Callable[[RecordedWrite], bool] | None = None,
     ) -> RecordedWrite:  # fmt: skip
-        """The write that a lane's atomic reads, behind which there is room if it writes; the others see `read`."""
+        """The write that a lane's atomic reads, behind which there is room if it writes; for the others see `read`."""
         oldest, newest = self._range(knows, count)
         places = [
             place
@@ -168,7 +168,7 @@ class History:
             if not (self.writes[place].followed and writes(self.writes[place].value))
         ]
         if admits is not None:
-            # Who waits lets nobody else write there, so that the last one is admitted.
+            # Who has put it off keeps a place for it, see `refmoe.ptx.engine.order.foresight`.
             places = [place for place in places if admits(self.writes[place])] or [newest]
         elif self._stale.get(lane, 0) >= _STALE:
             places = [newest]

@@ -48,7 +48,7 @@ class Location:
         record: of the last strong write; another one in memory means that a weak write came after it.
         cta, strength: of that write.
         releases: what its readers may acquire.
-        own: by thread, its last release operation here.
+        own: by thread what its releases here pass on; one that was put off and overtaken is among them.
     """
 
     width: int
@@ -56,7 +56,7 @@ class Location:
     cta: int
     strength: int
     releases: Releases
-    own: dict[int, tuple[Reach, Knowledge]]
+    own: dict[int, dict[Reach, Knowledge]]
 
 
 @dataclass(frozen=True, slots=True)

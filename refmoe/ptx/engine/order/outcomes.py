@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from refmoe.ptx.engine.order.hindsight import Hindsight
 from refmoe.ptx.engine.order.histories import Choosing, History, NotedAccess, RecordedWrite, common_record
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.engine.order.lessons import Lessons
-from refmoe.ptx.engine.order.locations import FenceKnowledge, Location, Order, Reached, Releases
+from refmoe.ptx.engine.order.locations import FenceKnowledge, Location, Order, Reach, Reached, Releases
 from refmoe.ptx.engine.order.strong import Strong, StrongAccess, index_of
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
@@ -33,7 +33,7 @@ Array = Any
 # Warps whose accesses are remembered one by one, and so many of each lane: more than it has as long as threads take
 # single steps.
 _FEW_WARPS, _NOTED = 8, 512
-# The record of no access.
+#: The record of a location where nothing has been written that passes anything on.
 NOBODY = -1
 
 
@@ -170,6 +170,22 @@ class Outcomes(Strong):
     def _noted_since(self, lane: int, clock: int) -> list[NotedAccess]:
         """What a lane has done from a step on."""
         return [each for each in self._noted.get(lane, ()) if each.clock >= clock]
+
+    def _having_released(self, mine: dict[Reach, Knowledge], reach: Reach, known: Knowledge) -> dict[Reach, Knowledge]:
+        held = None if self.deferred is None else mine.get(reach)
+        joined = self._order.pool.join(held, known)
+        assert joined is not None
+        return super()._having_released(mine, reach, joined)
+
+    def _released_before(
+        self, access: StrongAccess, lane: int, mine: dict[Reach, Knowledge]
+    ) -> Iterable[tuple[Reach, Knowledge]]:
+        if self.deferred is None:
+            return super()._released_before(access, lane, mine)
+        # Its thread may have released there since it came to the access.
+        known = self.deferred.known
+        found = [(reach, each) for reach, each in mine.items() if self._order.pool.join(known, each) is known]
+        return [*found, ((access.strength, self._cta(lane)), known)] if access.releases else found
 
     def _known(self, lane: int) -> Knowledge:
         return super()._known(lane) if self.deferred is None else self.deferred.known
@@ -505,6 +521,7 @@ class Outcomes(Strong):
             made = self._order.locations.pop(key, None)
             if location is not None:
                 location.record = found
+                # `made` has what the location has, and more.
                 location.own = location.own if made is None else made.own
                 self._order.locations[key] = location
             elif made is not None and made.own:

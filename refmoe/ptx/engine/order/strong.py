@@ -17,7 +17,7 @@ would be a false alarm: a third thread that reads the one and then the other kno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -261,15 +261,15 @@ class Strong:
 
     def _put(
         self, access: StrongAccess, key: int, lane: int, record: int, releases: Releases,
-        own: dict[int, tuple[Reach, Knowledge]],
+        own: dict[int, dict[Reach, Knowledge]],
     ) -> None:  # fmt: skip
         """A lane's write passes on what its release patterns have, and what came with `releases`."""
         clocks, cta = self._clocks, self._cta(lane)
         thread = clocks.first_warp * LANES + lane
         if access.releases:
-            own = {**own, thread: ((access.strength, cta), self._known(lane))}
-        if thread in own:
-            self._add(releases, *own[thread])
+            own = {**own, thread: self._having_released(own.get(thread, {}), (access.strength, cta), self._known(lane))}
+        for reached, knowledge in self._released_before(access, lane, own.get(thread, {})):
+            self._add(releases, reached, knowledge)
         for reach, fence in self._fences_of(lane).items():
             knowledge = clocks.passed_on(lane, fence.row, fence.beyond, fence.step)
             self._add(releases, (reach, cta), knowledge)
@@ -280,6 +280,16 @@ class Strong:
             self._order.locations[key] = Location(access.unit, record, cta, access.strength, releases, own)
         else:
             self._order.locations.pop(key, None)
+
+    def _having_released(self, mine: dict[Reach, Knowledge], reach: Reach, known: Knowledge) -> dict[Reach, Knowledge]:
+        """What a thread's releases of a location pass on, with one more: it knows no less than it knew."""
+        return {**mine, reach: known}
+
+    def _released_before(
+        self, access: StrongAccess, lane: int, mine: dict[Reach, Knowledge]
+    ) -> Iterable[tuple[Reach, Knowledge]]:
+        """What a lane's write passes on by its releases of the location, itself included."""
+        return mine.items()
 
     def _known(self, lane: int) -> Knowledge:
         """What a lane knows at what it does."""
