@@ -101,6 +101,19 @@ def test_who_reads_what_was_written_again_acquires_what_was_released_there() -> 
     assert len(found) == 32
 
 
+@pytest.mark.parametrize("place", ["0.1.0", "1.0.0"])
+def test_no_barrier_waits_for_what_another_thread_has_put_off(place: str) -> None:
+    found = program(
+        f"0.0.0: ld.relaxed.gpu r0 x; st.release.gpu y 1 | "
+        f"{place}: ld.relaxed.gpu r0 y; arrive 0; wait 0 0; st.relaxed.gpu x r0",
+        mbarriers=(1,),
+    )
+    verdict = judge(found)
+    (seen,) = observe([found], 16, walks=2000, expected=[verdict.outcomes or frozenset()])
+    assert (seen.race, seen.error) == (None, None)
+    assert seen.outcomes == verdict.outcomes
+
+
 #: What may not be seen. All are sound.
 HELD = {
     "the store, which comes behind": "ld.relaxed.gpu r0 y; st.relaxed.gpu y 1; st.release.gpu x 3 | st.relaxed.gpu y 2",

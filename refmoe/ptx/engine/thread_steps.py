@@ -32,7 +32,6 @@ from refmoe.ptx.exploration import Footprint, Move
 from refmoe.ptx.native.context import Place
 from refmoe.ptx.program.blocks import communicates
 from refmoe.ptx.program.late import acquiring_scope, scope_of, sequential_scope
-from refmoe.ptx.state.records import CTA
 from refmoe.ptx.state.spaces import RANK_SHIFT
 from refmoe.ptx.text.memory_ops import memory_opcode
 from refmoe.ptx.text.syntax import Address, Instruction, Register, Symbol
@@ -419,11 +418,12 @@ class Steps:
             order = self._order_scope(step)
             in_order = (strong.reach_each_other(step.lane, order, late.lane, late.in_order) for late in passing)
             return any(in_order) or strong.may_hear_of(step.lane, scope, None, since)
-        if step.move.footprint.space in ("global", "shared") and not self._is_a(step, "mbarrier"):
-            hears: bool = strong.may_hear_of(step.lane, scope, self._keys(step.move.footprint), since)
-            return hears
-        cta = self._machine.lane_cta[step.lane]
-        return scope > CTA or any(self._machine.lane_cta[late.lane] == cta for late in passing)
+        instruction, touched = self._speaking(step.place), step.move.footprint
+        if instruction is None or memory_opcode(instruction.opcode) is None:
+            # No thread comes to a barrier with something put off.
+            return False
+        hears: bool = touched.space == "everything" or strong.may_hear_of(step.lane, scope, self._keys(touched), since)
+        return hears
 
     def _hold(self) -> None:
         """Threads stay where they would run past the window of what they have put off; others come back."""

@@ -183,7 +183,7 @@ class Outcomes(Strong):
         if self.deferred is None:
             return super()._released_before(access, lane, mine)
         # Its thread may have released there since it came to the access.
-        known = self.deferred.known
+        known = self._known(lane)
         found = [(reach, each) for reach, each in mine.items() if self._order.pool.join(known, each) is known]
         return [*found, ((access.strength, self._cta(lane)), known)] if access.releases else found
 
