@@ -151,7 +151,7 @@ def test_no_walk_has_another_outcome(threads: str) -> None:
 BEFORE = [
     "0.0.0: ld.relaxed.gpu r0 x; ld.acquire.gpu r1 z; st.relaxed.gpu y 1 | "
     "1.0.0: st.relaxed.gpu x 1; st.release.gpu z 1 | 2.0.0: ld.relaxed.gpu r0 y; if r0 == 1 { st.relaxed.gpu x 5 }",
-    "0.0.0: atom.release.gpu.add r0 x 1; ld.acquire.gpu r1 z; st.relaxed.gpu y 1 | "
+    "0.0.0: atom.release.gpu.add r0 x 1; ld.acquire.gpu r1 z; if r1 == 1 { st.relaxed.gpu y 1 } | "
     "1.0.0: st.relaxed.gpu u 7; st.release.gpu z 1 | "
     "2.0.0: ld.relaxed.gpu r0 y; if r0 == 1 { st.relaxed.gpu x 4; ld.acquire.gpu r1 x; ld.relaxed.gpu r2 u }",
     "0.0.0: atom.relaxed.gpu.add r0 x 1; st.relaxed.gpu u 7; fence.acq_rel.gpu; st.relaxed.gpu y 1 | "
