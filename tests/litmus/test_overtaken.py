@@ -304,6 +304,26 @@ def test_nothing_is_overtaken_in_the_shared_memory_of_another_block(name: str) -
     assert {told for _, told in seen} == ({0, 1} if second else {0})
 
 
+@pytest.mark.parametrize("fence", ["acq_rel", "sc"])
+@pytest.mark.parametrize("access", ["ld.relaxed", "atom.relaxed"])
+def test_what_is_put_off_of_bytes_without_a_name_passes_no_fence(access: str, fence: str) -> None:
+    """They may be any bytes, so that nobody can tell what the fence would acquire."""
+    operands = "[%there], 2" if access == "atom.relaxed" else "[%there]"
+    operation = ".add" if access == "atom.relaxed" else ""
+    first = (
+        f"{access}.cluster.shared::cluster{operation}.u32 %r0, {operands}; fence.{fence}.cluster; "
+        "st.relaxed.gpu.global.u32 [%g], %one; st.global.u32 [%o], %r0;"
+    )
+    module = ptx.Module.parse(CLUSTER.format(first=first, second="st.relaxed.cluster.shared.u32 [%here], %one;"), "r")
+    seen = set[int]()
+    for number in range(40):
+        memory, results = np.zeros(16, np.uint8), np.zeros(2, np.uint32)
+        arguments = [ptx.Buffer(memory, "memory"), ptx.Buffer(results, "results")]
+        ptx.launch(module, "remote", (2, 1, 1), (1, 1, 1), arguments, schedule=ptx.Schedule(number))
+        seen.add(int(results[0]))
+    assert seen == {0, 1}
+
+
 CONTENDED = """
 .version 8.3
 .target sm_90

@@ -262,11 +262,14 @@ class Steps:
     def _own_scope(self, step: _Step) -> int:
         """The scope in which an access acquires what it reads; 0 if it does not."""
         instruction = self._speaking(step.place)
-        return 0 if instruction is None or instruction.opcode.startswith("red.") else acquiring_scope(instruction)
+        return 0 if instruction is None or self._is_a(step, "red") else acquiring_scope(instruction)
 
     def _reads_nothing(self, lane: int, late: _Step, scope: int) -> bool:
         """Whether what a lane puts off might acquire nothing in a scope, were it to happen now."""
         touched, mine = late.move.footprint, self._late.values()
+        if touched.space == "everything":
+            # It may be of any bytes, in the shared memory of another block for instance.
+            return False
         silent = self._machine.strong.may_learn_nothing(lane, scope, self._keys(touched), touched.writes, late.deferred)
         return silent and not (
             touched.writes and any(self._writes_there(each, late) for each in itertools.chain(*mine))
@@ -322,7 +325,7 @@ class Steps:
         if not under or touched.space == "everything":
             return under
         instruction, keys = self._speaking(step.place), self._keys(touched)
-        if instruction is not None and instruction.opcode.startswith("st."):
+        if self._is_a(step, "st"):
             return []
         releases = 0 if instruction is None or not self._releases(step) else scope_of(instruction)
         tells = self._machine.strong.tells
