@@ -6,19 +6,11 @@ import contextlib
 
 import numpy as np
 import pytest
-from support.litmus.notation import program
+from support.litmus.notation import program, spread
 
 from refmoe import ptx
 from refmoe.litmus.axioms import judge
-from refmoe.litmus.program import Program
 from refmoe.litmus.run import compare, observe
-
-
-def spread(threads: str) -> Program:
-    """Threads of a CTA each, or of the places that they name."""
-    parts = threads.split(" | ")
-    return program(" | ".join(each if each[0].isdigit() else f"{cta}.0.0: {each}" for cta, each in enumerate(parts)))
-
 
 #: The fence of one thread must have come before that of another, which has gone on when this shows. All are sound.
 FORCED = {

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.litmus.notation import program
+from support.litmus.notation import program, spread
 
 from refmoe import ptx
 from refmoe.litmus.afterwards import overtaken, written_again
 from refmoe.litmus.axioms import judge
-from refmoe.litmus.program import Program
 from refmoe.litmus.run import compare, observe
-
-
-def spread(threads: str) -> Program:
-    """Threads of a CTA each."""
-    return program(" | ".join(f"{cta}.0.0: {each}" for cta, each in enumerate(threads.split(" | "))))
-
 
 #: Each has outcomes that only such a read, or one of the others that wait behind it, can show.
 SHOWN = {

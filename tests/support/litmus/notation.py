@@ -78,6 +78,12 @@ def program(text: str, cluster: int = 1, mbarriers: tuple[int, ...] = ()) -> Pro
     return found
 
 
+def spread(threads: str) -> Program:
+    """Threads of a CTA each, or of the places that they name."""
+    parts = threads.split(" | ")
+    return program(" | ".join(each if each[0].isdigit() else f"{cta}.0.0: {each}" for cta, each in enumerate(parts)))
+
+
 def _body(text: str) -> tuple[Instruction, ...]:
     found: list[Instruction] = []
     for each in re.findall(r"\s*if [^{]*\{[^}]*\}|[^;]+", text):
