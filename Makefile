@@ -69,7 +69,7 @@ help:
 	@echo "  make slow       run the rest of the long lists of which \`make test\` runs a part (minutes)"
 	@echo "  make executor-faults  plant faults in the PTX executor: the tests that each one names must find it (minutes)"
 	@echo "  make explained  the executor's tests once more, with every race that they find explained (minutes)"
-	@echo "  make litmus     10,000 litmus programs under 16 schedules, and ways through all of them (two hours of two cores)"
+	@echo "  make litmus     10,000 litmus programs under 16 schedules and on many ways (two hours of two cores; goes on after Ctrl-C)"
 	@echo "  make schedules  the default cases, CUTLASS's and CuTe DSL's among them, each launch under 16 schedules (half an hour)"
 	@echo "  make lint       ruff, mypy, and the floors that pyproject.toml lists"
 	@echo "  make notebooks  execute the notebooks into out/notebooks, with their pictures"

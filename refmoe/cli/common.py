@@ -74,13 +74,19 @@ def finish(
     as_json: bool,
     good: bool = True,
     report: Path | None = None,
+    partial: Path | None = None,
 ) -> NoReturn:
-    """Write the document to `report`, print it as JSON or call `show`, and exit with 0 if `good`, else 1."""
+    """Write the document to `report`, print it as JSON or call `show`, and exit with 0 if `good`, else 1.
+
+    `partial` is a file of results that go with the report: it is removed once that is written.
+    """
     from refmoe.files import write_atomic
 
     text = json.dumps(document, indent=1) + "\n"
     if report is not None:
         write_atomic(report, text)
+    if partial is not None:
+        partial.unlink(missing_ok=True)
     if as_json:
         typer.echo(text, nl=False)
     else:

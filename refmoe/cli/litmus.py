@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Annotated, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_console, run_on_gpu, tracked, usage
+from refmoe.cli.common import (
+    INTERRUPTED,
+    ClusterOption,
+    JsonOption,
+    ReportOption,
+    app,
+    finish,
+    make_console,
+    run_on_gpu,
+    tracked,
+    usage,
+    usage_errors,
+)
+from refmoe.files import partial_of
 
-B = TypeVar("B")
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from refmoe.litmus.run import Batch, Observed
 
 
 @app.command(epilog="Example:\n\nrefmoe litmus --programs 10000 --report out/litmus.json")
@@ -29,6 +42,8 @@ def litmus(
         int, typer.Option(min=1, help="With --device cuda: the least number of runs of each program.")
     ] = 1_000_000,
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes that run programs on the executor.")] = 1,
+    cluster: ClusterOption = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Drop partial results and start again.")] = False,
     report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -37,6 +52,9 @@ def litmus(
     Prints a table by shape and cause. Exit status 1 if a race is missed, if there is an alarm without one, or if a
     program leaves an outcome that the model does not allow. --device cuda checks only the outcomes: programs without
     a race run on a GPU under stress, so often that rare outcomes show. Without a GPU that ends with exit status 3.
+
+    With --report FILE what is known of programs lies in FILE.partial until the report is written: after Ctrl-C the same
+    command goes on from there.
     """
     if device == "cuda":
         from refmoe.silicon import litmus as silicon
@@ -47,22 +65,38 @@ def litmus(
         usage(f"--device: found {device!r}; needed ptx, the executor, or cuda, a GPU")
 
     from refmoe.litmus.generate import judged
-    from refmoe.litmus.run import BATCH, compare, table
+    from refmoe.litmus.run import compare, table
     from refmoe.tables import plain_table
-    from refmoe.verify.workers import deaf_to_interrupts, worker_pool
+    from refmoe.verify.sweep import Ledger, Results, in_order, sweep
+    from refmoe.verify.workers import choose_workers, installation
 
-    def spread(work: Callable[[B], T], batches: Iterable[B]) -> Iterable[T]:
-        # Before the processes start, while Ctrl-C ends the command.
-        held = list(tracked(batches, "judged", -(-programs // BATCH)))
-        if jobs == 1 or not held:
-            yield from tracked(map(work, held), "run", len(held))
-            return
-        with worker_pool(jobs) as pool:
-            with deaf_to_interrupts():
-                results = pool.map(work, held)
-            yield from tracked(results, "run", len(held))
+    with usage_errors():
+        workers = choose_workers(jobs, cluster)
+        partial = None if report is None else partial_of(report)
+        swept = {"of": "litmus programs", "schedules": schedules, **installation()}
+        results = Results() if partial is None else Ledger(partial, swept, fresh=fresh)
+    if results.done:
+        typer.echo(f"batches of programs that are in {partial}: {len(results.done)}", err=True)
 
-    result = compare(judged(programs, seed), schedules, walks, spread)
+    def spread(work: Callable[[Batch], Observed], batches: Mapping[str, Batch]) -> Mapping[str, Observed]:
+        pending = {name: batch for name, batch in batches.items() if name not in results.done}
+        if alone:
+            for name, batch in tracked(pending.items(), "run"):
+                results.add(name, work(batch))
+        else:
+            for _ in tracked(sweep(pending, work, results, workers), "run", len(pending)):
+                pass
+        return in_order(batches, results)
+
+    # One process needs no pool.
+    alone = jobs == 1 and cluster is None
+    try:
+        result = compare(tracked(judged(programs, seed), "judged", programs), schedules, walks, spread)
+    except KeyboardInterrupt:
+        if partial is not None:
+            kept = f"batches of programs that are in {partial}: {len(results.done)}"
+            typer.echo(f"interrupted; {kept}; the same command goes on", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     document = {"seed": seed, "schedules": schedules, "walks": walks, **result.document()}
 
     def show() -> None:
@@ -75,4 +109,4 @@ def litmus(
         if result.worst:
             typer.echo("--report FILE has a program of each row, its PTX, and why the model decides as it does.")
 
-    finish(document, show, good=result.passed, report=report, as_json=as_json)
+    finish(document, show, good=result.passed, report=report, partial=partial, as_json=as_json)

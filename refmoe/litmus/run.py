@@ -6,9 +6,10 @@ among the outcomes that the model allows. Many programs share one kernel, becaus
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -31,6 +32,8 @@ _SHOWN = 1
 
 #: Programs of one kernel with their verdicts.
 Batch = tuple[tuple[Program, ModelVerdict], ...]
+#: The documents of a batch's observations, see `Observation.document`.
+Observed = list[dict[str, Any]]
 
 Kind = Literal["agrees", "open", "missed", "false alarm", "outside the set", "not all seen", "not ended"]
 KINDS: tuple[Kind, ...] = ("agrees", "open", "missed", "false alarm", "outside the set", "not all seen", "not ended")
@@ -58,6 +61,16 @@ class Observation:
     outcomes: frozenset[tuple[int, ...]]
     race: str | None = None
     error: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """The same as a JSON value."""
+        return {"outcomes": sorted(self.outcomes), "race": self.race, "error": self.error}
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Observation:
+        """What `document` gave."""
+        outcomes = frozenset(tuple(outcome) for outcome in document["outcomes"])
+        return cls(outcomes, document["race"], document["error"])
 
 
 def observe(
@@ -279,11 +292,16 @@ def _described(program: Program, verdict: ModelVerdict, observation: Observation
     }
 
 
+def one_by_one(work: Callable[[Batch], Observed], batches: Mapping[str, Batch]) -> Mapping[str, Observed]:
+    """What becomes of each batch, in this process."""
+    return {name: work(batch) for name, batch in batches.items()}
+
+
 def compare(
     programs: Iterable[tuple[Program, ModelVerdict]],
     schedules: int = 1,
     walks: int = 0,
-    spread: Callable[[Callable[[Batch], list[Observation]], Iterable[Batch]], Iterable[list[Observation]]] = map,
+    spread: Callable[[Callable[[Batch], Observed], Mapping[str, Batch]], Mapping[str, Observed]] = one_by_one,
 ) -> LitmusReport:
     """Run programs, each under so many schedules, and hold them against their verdicts.
 
@@ -295,22 +313,33 @@ def compare(
         programs: programs with their verdicts.
         schedules: see `observe`.
         walks: likewise.
-        spread: does the work on batches and gives the results in their order: `map`, or that of a pool of processes.
+        spread: does the work on batches by name, and gives the results by name: here, or in other processes. A name
+            says of which programs a batch is, and how often they are walked.
     """
     report = LitmusReport(whole=walks >= ENOUGH_WALKS)
-    batches, again = itertools.tee(_batches(programs))
-    every, found = list[tuple[Program, ModelVerdict]](), list[Observation]()
-    for batch, observations in zip(again, spread(partial(_observed, schedules, walks), batches), strict=True):
-        every += batch
-        found += observations
+    every = list(programs)
+    found = dict[str, Observation]()
+
+    def run(batches: Iterable[Batch], walks: int) -> None:
+        named = {_name(batch, walks): batch for batch in batches}
+        results = spread(partial(_observed, schedules, walks), named)
+        for name, batch in named.items():
+            for (program, _), document in zip(batch, results[name], strict=True):
+                found[program.key] = Observation.of(document)
+
+    run(_batches(every), walks)
     for times in PATIENCE if report.whole else ():
-        lacking = [number for number, (_, verdict) in enumerate(every) if _lacks(verdict, found[number])]
-        results = spread(partial(_observed, schedules, times * walks), ((every[number],) for number in lacking))
-        for number, (observation,) in zip(lacking, results, strict=True):
-            found[number] = observation
-    for (program, verdict), observation in zip(every, found, strict=True):
-        report.add(program, verdict, observation)
+        lacking = [((program, verdict),) for program, verdict in every if _lacks(verdict, found[program.key])]
+        run(lacking, times * walks)
+    for program, verdict in every:
+        report.add(program, verdict, found[program.key])
     return report
+
+
+def _name(batch: Batch, walks: int) -> str:
+    """Which programs a batch has, and how often they are walked."""
+    digest = hashlib.sha256("\0".join(program.key for program, _ in batch).encode()).hexdigest()
+    return f"{len(batch)} programs {digest[:16]}, {walks} walks"
 
 
 def _lacks(verdict: ModelVerdict, observation: Observation) -> bool:
@@ -325,10 +354,11 @@ def _batches(programs: Iterable[tuple[Program, ModelVerdict]]) -> Iterator[Batch
         yield batch
 
 
-def _observed(schedules: int, walks: int, batch: Batch) -> list[Observation]:
+def _observed(schedules: int, walks: int, batch: Batch) -> Observed:
     """What became of a batch."""
     enough = [_enough(verdict) for _, verdict in batch]
-    return list(observe([program for program, _ in batch], schedules, walks=walks, expected=enough))
+    found = observe([program for program, _ in batch], schedules, walks=walks, expected=enough)
+    return [observation.document() for observation in found]
 
 
 def _enough(verdict: ModelVerdict) -> frozenset[tuple[int, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -44,8 +44,9 @@ class WrittenBytes:
         # (first byte, byte behind the last) outside of which all of that is 0.
         self._ranges: list[tuple[int, int]] = []
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    # Bound here: of the last objects of a process the module's names are gone already.
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():
             self._give_back()
 
     def __reduce__(self) -> NoReturn:

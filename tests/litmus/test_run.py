@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from refmoe import ptx
 from refmoe.cli import app
+from refmoe.litmus import run
 from refmoe.litmus.axioms import judge
 from refmoe.litmus.program import Program
 from refmoe.litmus.run import (
@@ -192,6 +193,42 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     alone, together = documents
     assert alone == together
     assert alone["kinds"]["agrees"] == BATCH + 2
+
+
+def test_the_command_goes_on_after_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, path = tmp_path / "whole.json", tmp_path / "litmus.json"
+    command = ["litmus", "--programs", str(BATCH + 2), "--schedules", "2"]
+    assert CliRunner().invoke(app, [*command, "--report", str(whole)]).exit_code == 0
+    partial = tmp_path / "litmus.json.partial"
+    observed, calls = run._observed, 0
+
+    def interrupted(schedules: int, walks: int, batch: run.Batch) -> run.Observed:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return observed(schedules, walks, batch)
+
+    monkeypatch.setattr(run, "_observed", interrupted)
+    first = CliRunner().invoke(app, [*command, "--report", str(path)])
+    assert (first.exit_code, path.exists()) == (130, False)
+    assert f"batches of programs that are in {partial}: 1; the same command goes on" in " ".join(first.output.split())
+    again = CliRunner().invoke(app, [*command, "--report", str(path)])
+    assert (again.exit_code, calls, partial.exists()) == (0, 3, False)
+    assert f"batches of programs that are in {partial}: 1" in " ".join(again.output.split())
+    assert json.loads(path.read_text()) == json.loads(whole.read_text())
+
+
+def test_partial_results_of_another_command_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "litmus.json"
+    partial = tmp_path / "litmus.json.partial"
+    partial.write_text('{"kind": "sweep", "of": "mutants"}\n')
+    command = ["litmus", "--programs", "2", "--report", str(path)]
+    refused = CliRunner().invoke(app, command)
+    assert (refused.exit_code, path.exists(), partial.exists()) == (2, False, True)
+    assert "made from other sources or settings" in " ".join(refused.output.split())
+    assert CliRunner().invoke(app, [*command, "--fresh"]).exit_code == 0
+    assert (path.exists(), partial.exists()) == (True, False)
 
 
 #: Store buffering, whose four outcomes few schedules show together.
