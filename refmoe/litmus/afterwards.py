@@ -4,8 +4,9 @@ Of two fences `.sc` either may be the first one. An access behind the one, and a
 which it was, when the thread of the second has long gone on. What it did since then has come behind the first fence.
 
 A read may happen after later accesses of its thread, whatever fence lies between, unless who is told of these has
-done what the read sees. A read that acquires may do so, too, and so may one that a fence makes an acquire. If it is of
-bytes that its thread stores next, it takes what comes under that store, though it is another thread's later one.
+done what the read sees. A read that acquires may do so, too, and so may one that a fence makes an acquire. If its
+thread stores to the same bytes next, it takes what comes under that store in coherence order. That may be the store of
+another thread that depends on what this thread wrote later.
 
 A thread that has released passes that on by whatever it writes there next, wherever the first write came.
 """

@@ -81,8 +81,8 @@ def judged(count: int, seed: int = 0) -> Iterator[tuple[Program, ModelVerdict]]:
     """So many different programs with their verdicts; the same ones for the same seed.
 
     Of ten programs three are random. If there are more systematic ones than are asked for, those that come are spread
-    evenly over them; behind the last one all are random. Programs that may wait for ever, and such as have too many
-    executions to judge, are left out.
+    evenly over them; behind the last one all are random. Programs that may wait for ever, such as have too many
+    executions to judge, and such without a race as do not wait for a copy, are left out.
     """
     seen: set[str] = set()
     order = list({program.key: program for program in systematic()}.values())
@@ -98,6 +98,8 @@ def judged(count: int, seed: int = 0) -> Iterator[tuple[Program, ModelVerdict]]:
                 continue
             verdict = judge(program)
         except (ProgramError, TooLarge, TooManyStates):
+            continue
+        if program.ends_early and not verdict.racy:
             continue
         seen.add(program.key)
         yield program, verdict

@@ -432,6 +432,36 @@ class Program:
             if uses.setdefault(thread.place.cta // self.cluster, len(mine)) != len(mine):
                 raise ProgramError("a barrier.cluster at which not all threads of the cluster arrive")
 
+    @property
+    def ends_early(self) -> bool:
+        """Whether a block, and so its shared memory, may end while a bulk copy reads or writes it.
+
+        PTX says nothing of such a program, unless it has a race besides.
+        """
+        for thread in self.threads:
+            if _leaves_copies(thread.instructions):
+                return True
+            block = [each for each in self.threads if each.place.cta == thread.place.cta]
+            waited = {each.mbarrier for other in block for each in walk(other.instructions) if isinstance(each, Wait)}
+            loads = (each for each in walk(thread.instructions) if isinstance(each, BulkLoad))
+            if any(each.mbarrier not in waited for each in loads):
+                return True
+        return False
+
+
+def _leaves_copies(instructions: tuple[Instruction, ...]) -> bool:
+    """Whether a thread ends while bulk copies from shared memory may still read."""
+    copies, groups = False, list[bool]()
+    for each in walk(instructions):
+        if isinstance(each, BulkStore):
+            copies = True
+        elif isinstance(each, CommitGroup) and each.bulk:
+            groups.append(copies)
+            copies = False
+        elif isinstance(each, WaitGroup) and each.bulk:
+            groups = groups[-each.pending :] if each.pending else []
+    return copies or any(groups)
+
 
 def walk(instructions: tuple[Instruction, ...]) -> Iterator[Instruction]:
     """Every instruction, those under conditions and the attempts of loops too; loops and conditions come first."""

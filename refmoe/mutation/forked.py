@@ -25,7 +25,7 @@ from refmoe.mutation.trial import FIRST_CASES, Catalogue, Tried, attempt, prepar
 from refmoe.verify.sweep import WorkerLost
 
 #: Wall-clock seconds after which a trial counts as timed out, whatever it does.
-TRIAL_SECONDS = 1200.0
+TRIAL_SECONDS = 3600.0
 
 #: How often a mutant is tried whose process is lost.
 ATTEMPTS = 2

@@ -16,8 +16,9 @@ from typing import Any
 from refmoe.mutation.reach import HOST
 from refmoe.mutation.site import Edit, Site, sites_of
 
-#: Modules of refmoe/cuda that make no launch: what runs it, and what compiles it.
-_NO_LAUNCH = ("toolchain.py", "device.py")
+#: Modules of refmoe/cuda that plan no launch: what runs it, what compiles it, and what hands torch's tensors to the
+#: layer. That one registers operators with torch, which no case has and which a process does once.
+_NO_LAUNCH = ("toolchain.py", "device.py", "moe/operators.py")
 
 _COMPARISONS: Mapping[type[ast.cmpop], tuple[str, ...]] = {
     ast.Lt: ("<=", ">="),

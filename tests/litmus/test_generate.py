@@ -8,14 +8,18 @@ from collections import Counter
 
 import pytest
 
+from refmoe.litmus import generate
 from refmoe.litmus.axioms import judge
 from refmoe.litmus.emit import arch, module_text, shape
 from refmoe.litmus.generate import drawn, judged, systematic
 from refmoe.litmus.program import (
     Address,
+    Arrive,
     Atomic,
     Barrier,
     BulkLoad,
+    BulkStore,
+    CommitGroup,
     Load,
     Program,
     ProgramError,
@@ -23,9 +27,13 @@ from refmoe.litmus.program import (
     Thread,
     ThreadPlace,
     Until,
+    Wait,
+    WaitGroup,
 )
+from refmoe.litmus.run import observe
 
 X = Address.of("x")
+STORES, COMMITS, WAITS = BulkStore(X, Address.of("a")), CommitGroup(bulk=True), WaitGroup(0, bulk=True, read=True)
 
 
 def one(*instructions: object, place: ThreadPlace = ThreadPlace()) -> Thread:  # noqa: B008 (frozen)
@@ -115,6 +123,47 @@ def test_a_kernel_is_launched_with_as_many_threads_as_its_places_need() -> None:
 def test_what_is_no_program_is_refused(threads: tuple[Thread, ...], reason: str) -> None:
     with pytest.raises(ProgramError, match=reason):
         Program("", "", threads).check()
+
+
+@pytest.mark.parametrize(
+    ("instructions", "early"),
+    [
+        ((STORES, COMMITS, WAITS), False),
+        (
+            (STORES, COMMITS, BulkStore(Address.of("z"), Address.of("a")), COMMITS, WaitGroup(1, bulk=True), WAITS),
+            False,
+        ),
+        ((STORES, COMMITS), True),
+        ((STORES, WAITS, COMMITS), True),
+        ((STORES, WAITS), True),
+        ((STORES, COMMITS, WaitGroup(1, bulk=True)), True),
+        ((STORES, COMMITS, WaitGroup(0)), True),
+        ((STORES, COMMITS, WAITS, BulkStore(Address.of("z"), Address.of("a"))), True),
+    ],
+)
+def test_a_thread_waits_until_its_bulk_copies_have_read(instructions: tuple[object, ...], early: bool) -> None:
+    found = Program("", "", (one(*instructions), one(place=ThreadPlace(1))))
+    found.check()
+    assert found.ends_early is early
+    # The executor says so, too: such a program has no outcome.
+    (seen,) = observe([found])
+    assert (seen.error is not None) is early
+
+
+@pytest.mark.parametrize(("place", "early"), [(ThreadPlace(0, 1), False), (ThreadPlace(1), True)])
+def test_a_block_waits_for_its_bulk_loads(place: ThreadPlace, early: bool) -> None:
+    loads = one(Arrive(0, 16), BulkLoad(Address.of("a"), X, 0))
+    found = Program("", "", (loads, one(Wait(0, 0), place=place)), mbarriers=(1,))
+    assert found.ends_early is early
+
+
+def test_a_program_that_ends_early_is_drawn_only_if_it_has_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = one(Load("r0", Address.of("y")), place=ThreadPlace(1))
+    silent = Program("", "", (one(STORES, COMMITS), other))
+    racy = Program("", "", (one(STORES, COMMITS, Store(Address.of("a"), 1)), other))
+    waits = Program("", "", (one(STORES, COMMITS, WAITS), other))
+    monkeypatch.setattr(generate, "_mixed", lambda order, drawn: iter((silent, racy, waits)))
+    assert [program for program, _ in judged(3)] == [racy, waits]
 
 
 def test_no_variable_of_a_name() -> None:

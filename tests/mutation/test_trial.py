@@ -36,7 +36,7 @@ from refmoe.mutation.entries import (
     sound_entries,
     sound_text,
 )
-from refmoe.mutation.forked import forked
+from refmoe.mutation.forked import NoAnswer, forked
 from refmoe.mutation.proofs.differences import proof
 from refmoe.mutation.proofs.equality import proof_of_same_kernel
 from refmoe.mutation.reach import Reach
@@ -208,6 +208,24 @@ def test_host_mutants_take_the_place_of_the_real_code_in_their_process_alone(cat
     assert tried(text, catalogue).outcome == "caught"
     for case in map(parse_case, CASES):
         assert run_case(Kernel(case.family, Devices()), case).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("file", host.files())
+def test_a_module_of_host_code_may_be_run_again(file: str) -> None:
+    # Else none of its mutants could be tried, and each would count as one that does not build.
+    assert forked(lambda: host.put_in_place(file, (reach.HOST / file).read_text(encoding="utf-8")), 60) is None
+
+
+def test_nothing_is_said_of_a_mutant_whose_module_runs_only_once(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def registered(file: str, text: str) -> None:
+        raise RuntimeError("registered already")
+
+    site = next(iter(host.sites("quantize.py")))
+    monkeypatch.setattr(host, "put_in_place", registered)
+    with pytest.raises(NoAnswer):
+        forked(lambda: attempt(site, catalogue), 60)
 
 
 @pytest.mark.slow
