@@ -71,7 +71,7 @@ NEEDED = {
     "rich": {"tiles", "flow", "conformance", "stress"},
     "matplotlib": {"layout", "policy"},
     "jinja2": {"report"},
-    "torch": {"conformance", "stress", "bench"},
+    "torch": {"conformance", "stress"},
     "cuda": {"conformance", "stress", "bench"},
     "cutlass_library": {"cutlass"},
     "safetensors,pytest,triton": set(),  # none of these commands needs any of them
