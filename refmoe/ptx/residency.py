@@ -20,6 +20,7 @@ import numpy as np
 
 from refmoe.chips import CHIPS, Chip, compute_capability
 from refmoe.ptx.engine.machine import Launch, Machine
+from refmoe.ptx.engine.tensor.register_pool import REGISTERS
 from refmoe.ptx.errors import CoResidencyError, Deadlock, Index3, PtxError
 from refmoe.ptx.grid import BlockQueue, Grid
 from refmoe.ptx.program.blocks import Program, polling_instruction
@@ -28,7 +29,6 @@ from refmoe.ptx.text.syntax import Instruction
 Array = Any
 
 
-_REGISTERS = 65536
 # Registers are given to a warp in such pieces.
 _REGISTER_UNIT = 256
 # Of each block, the system keeps this much shared memory beside its own.
@@ -91,7 +91,7 @@ def residency(chip: Chip, warps: int, shared_bytes: int, registers: int | None, 
     ]
     if registers is not None:
         of_a_warp = -(-registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
-        limits.append(_REGISTERS // (of_a_warp * warps))
+        limits.append(REGISTERS // (of_a_warp * warps))
     return Residency(multiprocessors, max(1, min(limits)))
 
 

@@ -173,7 +173,7 @@ class Machine(Runner):
         elif not launch.schedule.default:
             self.turns = Turns(self, self.native, WARPGROUP if self.code.has_warpgroups else 1)
         self.warpgroups = self.add(Warpgroups(self))
-        self.register_pool = self.add(RegisterPool(self))
+        self.register_pool = self.add(RegisterPool(self, self.code.entry.directives))
         self._gave_up: Array | None = None
         self._at_standstill: Any = None
         self._idle = self._idle_writing = 0
