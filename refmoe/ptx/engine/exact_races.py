@@ -19,17 +19,18 @@ from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.order.accessing import Accessing
 from refmoe.ptx.engine.order.clocks import LANES
 from refmoe.ptx.engine.order.racing_reads import RacingReads
-from refmoe.ptx.engine.races import RaceShadow, never
+from refmoe.ptx.engine.races import RaceShadow
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.pages import PAGE
-from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, GRID, STRENGTH, STRENGTH_SHIFT, STRENGTHS, THREAD, WEAK
+from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, GRID, STRENGTH, STRENGTH_SHIFT, STRENGTHS, THREAD, WEAK, never
 
 Array = Any
 # Thread, kind of agent and strength of an access, its first byte and its width.
 Who = tuple[int, int, int, int, int]
 Kind = Literal["read", "write", "atomic"]
-# First byte of one that combines elements, each by itself: its width is that of an element.
+# First byte of one that combines elements, each by itself: its width is that of an element. It is of another proxy than
+# atomics, with which it is never morally strong.
 _BY_ELEMENTS = -1
 # An access: its first byte, its lane and its record.
 Made = tuple[int, int, int]
@@ -143,14 +144,6 @@ def _owned(who: Who, record: int) -> Who:
     return (record & _THREAD, record & _AGENTS, *who[2:])
 
 
-def _are_alike(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether two accesses, first byte and width of each, are of the very same bytes.
-
-    Elements of one width that have a byte in common are the same: they lie at multiples of it.
-    """
-    return one == other or (one[1] == other[1] and _BY_ELEMENTS in (one[0], other[0]))
-
-
 def _who(record: int, begin: int, width: int) -> Who:
     return record & _THREAD, record & _AGENTS, (record & _STRENGTH) >> STRENGTH_SHIFT, begin, width
 
@@ -195,7 +188,8 @@ class ExactShadow(RaceShadow):
     def _not_excused(self, frame: Frame, held: _Held, mine: Who, record: int) -> Iterator[tuple[Who, int]]:
         """Those of `held` that race with an access unless they come before it."""
         for (strength, begin, width), group in held.groups.items():
-            alike = _are_alike((begin, width), mine[3:])
+            # Elements of one width that have a byte in common are the same: they lie at multiples of it.
+            alike = (begin, width) == mine[3:]
             if alike and min(strength, mine[2]) >= GRID:
                 continue
             for who, other in group.items():
@@ -475,8 +469,9 @@ class ExactShadow(RaceShadow):
         self._each(frame, access, region, index, lanes, agents | self._strength(access), "atomic")
 
     def _refuse_write(
-        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, width: int, flags: np.int64
-    ) -> tuple[Array, Array]:
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, width: int, flags: np.int64,
+        combines: bool = False,
+    ) -> tuple[Array, Array]:  # fmt: skip
         self._each(frame, access, region, index, lanes, flags, "write")
         return self._cover(index, lanes, width)
 

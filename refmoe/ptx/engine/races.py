@@ -48,7 +48,9 @@ from refmoe.ptx.state.records import (
     THREAD,
     WEAK,
     Several,
+    excused,
     is_weaker,
+    never,
 )
 from refmoe.ptx.text.syntax import Instruction
 
@@ -82,25 +84,6 @@ class Previous(Protocol):
     ) -> None:
         """`lanes` [n] access `width` bytes at `index` [n] of a region that it uses: `"read"`, `"write"` or `"both"`."""
         ...
-
-
-def excused(record: Array, mine: Array, cta_threads: int, cluster_threads: int) -> Array:
-    """Whether the accesses of two records, int64 [n] each, are morally strong."""
-    strength = np.minimum(record & STRENGTH, mine & STRENGTH) >> STRENGTH_SHIFT
-    several = (record & SEVERAL) >> SEVERAL_SHIFT
-    one, other = record & THREAD, mine & THREAD
-    same_cta = (one // cta_threads == other // cta_threads) & (
-        (several < int(Several.WARPS)) | (cta_threads == cluster_threads)
-    )
-    same_cluster = one // cluster_threads == other // cluster_threads
-    needed = np.where(same_cta, 1, np.where(same_cluster, 2, GRID))
-    needed = np.where(several == int(Several.CLUSTERS), GRID, needed)
-    return (strength != 0) & (strength >= needed)
-
-
-def never(record: Any) -> Any:
-    """The record of a read that may happen at any time: not even what its own thread does comes after it."""
-    return record & ~(np.int64(-1) << STEP_SHIFT) | np.int64(PENDING << STEP_SHIFT) | ASYNCHRONOUS
 
 
 def merge(before: int, mine: int, clocks: Clocks) -> int:
@@ -233,8 +216,11 @@ class RaceShadow:
             status = machine.orders(function, region, index, lanes, width, flags)
         return status == OrderStatus.DONE
 
-    def _conflicts(self, frame: Frame, lanes: Array, previous: Array, mine: Array) -> Array:
-        """Positions whose previous access belongs to another lane and races with this one."""
+    def _conflicts(self, frame: Frame, lanes: Array, previous: Array, mine: Array, combines: bool = False) -> Array:
+        """Positions whose previous access belongs to another lane and races with this one.
+
+        `combines`: this one is of a bulk copy that combines what it brings with what is there, as others may.
+        """
         machine = frame.machine
         other = ((previous ^ mine) & THREAD != 0) | (previous & (SEVERAL | _AGENTS) != 0)
         per_cta, per_cluster = machine.warps * LANES, machine.clocks.warps * LANES
@@ -247,7 +233,7 @@ class RaceShadow:
         # Accesses of one lane mostly find one set.
         pairs = np.stack([lanes[suspects], previous[suspects]], axis=1)
         each, which = np.unique(pairs, axis=0, return_inverse=True)
-        fine = [self._ordered(frame, lane, record) for lane, record in each.tolist()]
+        fine = [self._is_fine(frame, lane, record, combines) for lane, record in each.tolist()]
         return suspects[~np.array(fine, np.bool_)[which.ravel()]]
 
     def note(
@@ -330,6 +316,13 @@ class RaceShadow:
             return self.combined.unordered(lane, record, self.ordering(frame)) is None
         return bool(frame.machine.clocks.is_ordered(lane, record))
 
+    def _is_fine(self, frame: Frame, lane: int, record: int, combines: bool) -> bool:
+        """Whether an access of a lane races with nobody of a record, which may be a set."""
+        if self.combined is None or not combines:
+            return self._ordered(frame, lane, record)
+        ordered = self.ordering(frame)
+        return all(self.combined.combines(each) or ordered(lane, each) for each in self.combined.members(record))
+
     def ordering(self, frame: Frame) -> Callable[[int, int], bool]:
         """Whether the access of a record comes before what a lane does now, or is its own."""
         clocks, first = frame.machine.clocks, frame.machine.first_thread
@@ -354,13 +347,15 @@ class RaceShadow:
             return merge(previous, mine, frame.machine.clocks)
         return mine
 
-    def _unordered(self, frame: Frame, at: Array, who: Array, mine: Array) -> list[tuple[Array, Array, str]]:
-        """Conflicts of a write: (positions, their previous records, kind of race)."""
+    def _unordered(
+        self, frame: Frame, at: Array, who: Array, mine: Array, combines: bool = False
+    ) -> list[tuple[Array, Array, str]]:
+        """Conflicts of a write: (positions, their previous records, kind of race); `combines`: see `_conflicts`."""
         previous = self.written(at)
-        bad = self._conflicts(frame, who, previous, mine)
+        bad = self._conflicts(frame, who, previous, mine, combines)
         found = [(bad, previous[bad], "write-write")]
         previous = self.granules.weaker[at]
-        bad = self._conflicts(frame, who, previous, mine)
+        bad = self._conflicts(frame, who, previous, mine, combines)
         found.append((bad, previous[bad], "write-write"))
         previous = self._reads[:, at]
         columns, rows = np.nonzero(previous)
@@ -469,12 +464,16 @@ class RaceShadow:
         self._record_writes(frame, at, who, mine)
 
     def _refuse_write(
-        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, width: int, flags: np.int64
-    ) -> tuple[Array, Array]:
-        """Report an access that is not ordered before writes of `width` bytes: (their slots, the lane of each)."""
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, width: int, flags: np.int64,
+        combines: bool = False,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """Report an access that is not ordered before writes of `width` bytes: (their slots, the lane of each).
+
+        `combines`: they are of bulk copies, see `_conflicts`.
+        """
         at, who = self._cover(index, lanes, width)
         mine = self._mine(frame, who, flags)
-        for bad, previous, kind in self._unordered(frame, at, who, mine):
+        for bad, previous, kind in self._unordered(frame, at, who, mine, combines):
             self._report_granules(frame, access, region, at, who, mine, bad, previous, kind)
         return at, who
 
@@ -538,7 +537,7 @@ class RaceShadow:
         mine = self._mine(frame, who, WEAK)
         self.delivered.add(frame.machine.clocks.now)
         columns = [who // LANES % self.readers] if self.readers else range(len(self._reads))
-        for records, place in ((self._writes, at), *((self._reads, (column, at)) for column in columns)):
+        for records, place in ((self._writes, (at,)), *((self._reads, (column, at)) for column in columns)):
             held = records[place]
             copied = (held & ASYNCHRONOUS != 0) & ((held ^ mine) & THREAD == 0) & (held >> STEP_SHIFT != PENDING)
             # One that stands for the copies of other threads too says nothing of theirs: all accesses will be kept.
@@ -547,7 +546,7 @@ class RaceShadow:
                 records[place] = mine
             elif copied.any():
                 # Of copies of the same bytes only some are of those who wait.
-                mine_alone = tuple(each[copied] if isinstance(each, np.ndarray) else each for each in _axes(place))
+                mine_alone = tuple(each[copied] if isinstance(each, np.ndarray) else each for each in place)
                 records[mine_alone] = mine[copied]
 
     def _report_granules(
@@ -687,10 +686,6 @@ def _ordered_before(machine: Lanes, lane: int, records: list[int]) -> list[bool]
     """Which records come before what a lane does now."""
     found: list[bool] = machine.clocks.ordered(np.full(len(records), lane), np.array(records, np.int64)).tolist()
     return found
-
-
-def _axes(place: Any) -> tuple[Any, ...]:
-    return place if isinstance(place, tuple) else (place,)
 
 
 def shadow_of(region: Region) -> RaceShadow:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 
 from refmoe.ptx.findings.accesses import scope_at
 from refmoe.ptx.findings.barriers import barrier_edits, barriers, branches_around
 from refmoe.ptx.findings.edits import PtxEdit
 from refmoe.ptx.findings.site import (
+    CROSSED,
     EXIT,
     GRID,
     MAPS,
@@ -48,6 +50,9 @@ def remedies(race: RaceSite) -> Iterator[Remedy]:
     if kind in _OF_KINDS:
         yield from _OF_KINDS[kind](race)
         return
+    if race.crosses:
+        yield from _crossing(race)
+        return
     yield from _coherent_loads(race)
     yield from waits(race)
     if kind == "read-write" and race.relation in ("warp", "block") and mixed(race):
@@ -62,6 +67,17 @@ def remedies(race: RaceSite) -> Iterator[Remedy]:
     yield from _sequential_fences(race)
     if not mixed(race):
         yield from _strong_pair(race)
+
+
+def _crossing(race: RaceSite) -> Iterator[Remedy]:
+    """What orders a bulk copy behind an access of the generic proxy, alone and with a fence between the two proxies."""
+    assert race.earlier is not None
+    space = "shared::cta" if race.error.space == "shared" else "global"
+    fence = PtxEdit(race.earlier, "after", f"fence.proxy.async.{space};")
+    for each in (*_signals(race), *_later_releases(race), *_meetings_before_signals(race), *barriers(race)):
+        yield each
+        words = f"{each.words}, and fence.proxy.async after {where(race.earlier)}, by the thread that wrote"
+        yield replace(each, words=words, edits=(*each.edits, fence), missing=CROSSED[0], section=CROSSED[1])
 
 
 # Of single kinds

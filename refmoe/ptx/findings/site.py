@@ -98,6 +98,12 @@ class RaceSite:
         return self.error.warning == "same value" and first.startswith(BULK)
 
     @property
+    def crosses(self) -> bool:
+        """Whether a bulk copy comes behind an access of the generic proxy that nothing orders before it."""
+        first = "" if self.earlier is None else self.earlier.opcode
+        return self.later.opcode.startswith(BULK[:2]) and bool(first) and not first.startswith((*BULK, "wgmma."))
+
+    @property
     def _one_store(self) -> bool:
         """Whether two lanes of a warp store at one place by one instruction."""
         both = self.relation == "warp" and self.error.kind == "write-write" and self.later == self.earlier
@@ -135,6 +141,8 @@ class RaceSite:
             return "one width: strong accesses excuse each other if they are of the very same bytes", MIXED
         if self._one_store:
             return LANES
+        if self.crosses:
+            return CROSSED
         if relation in ("cluster", "grid", "block") and mixed(self):
             return "strength: a plain access races with every access of another thread, strong ones too", MIXED
         return MISSING[relation], SECTIONS[relation]
@@ -147,6 +155,10 @@ LANES = (
     "lanes-of-one-store",
 )
 PROXY = ("a fence between the generic and the asynchronous proxy, by whoever wrote, before the barrier", "proxies")
+CROSSED = (
+    "an order, and a fence between the generic and the asynchronous proxy: two proxies never excuse each other",
+    "proxies",
+)
 INIT = ("a fence between mbarrier.init and the copies that complete on the barrier", "barriers-that-copies-complete-on")
 GRID = ("griddepcontrol.wait, by the thread or by one that it comes after", "the-grid-before")
 MAPS = ("the end of the copies that go by the tensor map", "tensor-maps")

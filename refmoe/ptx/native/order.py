@@ -391,11 +391,11 @@ class _Accesses:
             code.done_if(self.in_order(lane, record) ^ True, code.constant(I32, OrderStatus.WRONG))
 
     def _excused(self, record: Value, mine: Value) -> Value:
-        """Whether two accesses are morally strong, see `excused` of `refmoe.ptx.engine.races`."""
+        """Whether two accesses are morally strong, see `excused` of `refmoe.ptx.state.records`."""
         code = self.code
         strength = code.min(record & _STRENGTH, mine & _STRENGTH) >> records.STRENGTH_SHIFT
         found = code.variable(I1, 0)
-        with code.when(strength.differs(0)):
+        with code.when(strength.differs(0) & (record & _BULK).equals(0)):
             warps, per_cta = _field(code, self.context, Context.WARPS), _field(code, self.context, Context.CTA_WARPS)
             one, other = (record & _THREAD) >> 5, (mine & _THREAD) >> 5
             several = (record >> records.SEVERAL_SHIFT) & 3

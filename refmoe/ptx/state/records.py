@@ -63,3 +63,23 @@ class Several(IntEnum):
 def is_weaker(record: int, other: int) -> bool:
     """Whether an access is morally strong with fewer threads than another one, or with none."""
     return record & int(STRENGTH) < other & int(STRENGTH)
+
+
+def excused(record: Array, mine: Array, cta_threads: int, cluster_threads: int) -> Array:
+    """Whether the accesses of two records, int64 [n] each, are morally strong; `mine` is of the generic proxy."""
+    strength = np.minimum(record & STRENGTH, mine & STRENGTH) >> STRENGTH_SHIFT
+    several = (record & SEVERAL) >> SEVERAL_SHIFT
+    one, other = record & THREAD, mine & THREAD
+    same_cta = (one // cta_threads == other // cta_threads) & (
+        (several < Several.WARPS) | (cta_threads == cluster_threads)
+    )
+    same_cluster = one // cluster_threads == other // cluster_threads
+    needed = np.where(same_cta, 1, np.where(same_cluster, 2, GRID))
+    needed = np.where(several == Several.CLUSTERS, GRID, needed)
+    # A bulk copy is of another proxy.
+    return (strength != 0) & (strength >= needed) & (record & BULK == 0)
+
+
+def never(record: Any) -> Any:
+    """The record of a read that may happen at any time: not even what its own thread does comes after it."""
+    return record & ~(np.int64(-1) << STEP_SHIFT) | np.int64(PENDING << STEP_SHIFT) | ASYNCHRONOUS

@@ -305,8 +305,8 @@ def test_copies_that_combine_do_not_race_but_stores_with_them_do() -> None:
 
 @pytest.mark.parametrize("atomic", [0, 1], ids=["the atomic first", "the copy first"])
 @pytest.mark.parametrize(("name", "add", "kind"), [
-    ("u32", "add.u32", "proxy"),
-    ("f16", "add.noftz.f16x2", "proxy"),
+    ("u32", "add.u32", "write-write"),
+    ("f16", "add.noftz.f16x2", "write-write"),
     ("u32", "add.u64", "write-write"),
     ("u64", "add.u32", "write-write"),
 ])  # fmt: skip

@@ -222,25 +222,63 @@ COMBINED = """
     cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
     bra end;
 other:
-    @%p2 {third}
+    @!%p2 bra end;
+    {third}
 end:
     ret;
+"""
+COPY = """
+    st.shared.v4.u32 [%r20], {%r3, %r3, %r3, %r3};
+    fence.proxy.async;
+    cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%d1], [%r20], 16;
+    cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
 """
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("third", "kind"), [(LOAD, "write-read"), ("red.relaxed.gpu.global.add.u32 [%d1], 1;", "write-write")]
-)
-def test_a_copy_that_combines_takes_the_place_of_a_plain_write(third: str, kind: str, mode: str) -> None:
+def test_a_copy_that_combines_takes_the_place_of_a_plain_write(mode: str) -> None:
     options = {"grid": (2, 1, 1), "declarations": _TILE, "target": "sm_90a"}
     with looking(mode), unexplained():
+        run(COMBINED.format(first="", third=COPY), np.zeros(64, np.uint32), np.zeros(4, np.uint32), **options)
+        with pytest.raises(ptx.RaceError, match=r"^write-write race on byte 0"):
+            run(COMBINED.format(first=PLAIN, third=COPY), np.zeros(64, np.uint32), np.zeros(4, np.uint32), **options)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("third", "kind"),
+    [
+        (LOAD, "write-read"),
+        ("red.relaxed.gpu.global.add.u32 [%d1], 1;", "write-write"),
+        ("atom.relaxed.gpu.global.add.u32 %r4, [%d1], 1;", "write-write"),
+        ("st.relaxed.gpu.global.u32 [%d1], %r60;", "write-write"),
+    ],
+)
+def test_a_strong_access_is_of_another_proxy_than_a_copy_that_combines(third: str, kind: str, mode: str) -> None:
+    options = {"grid": (2, 1, 1), "declarations": _TILE, "target": "sm_90a"}
+    with looking(mode), unexplained(), pytest.raises(ptx.RaceError, match=f"^{kind} race on byte 0"):
         run(COMBINED.format(first="", third=third), np.zeros(64, np.uint32), np.zeros(4, np.uint32), **options)
-        with pytest.raises(ptx.RaceError, match=f"^{kind} race on byte 0"):
-            run(COMBINED.format(first=PLAIN, third=third), np.zeros(64, np.uint32), np.zeros(4, np.uint32), **options)
 
 
-# Thread 0 of block 0 writes its tile, and lets block 1 know, which adds to it: thread 32 of block 0 then reads.
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("first", "kind"),
+    [
+        ("ld.relaxed.gpu.global.u32 %r4, [%d1];", "read-write"),
+        ("red.relaxed.gpu.global.add.u32 [%d1], 1;", "write-write"),
+    ],
+)
+def test_a_copy_that_combines_is_of_another_proxy_than_a_strong_access(first: str, kind: str, mode: str) -> None:
+    # Block 1 comes second, since it polls without an acquire.
+    turn = "st.relaxed.gpu.global.u32 [%d1+64], %r3; bra end;"
+    polls = "again: ld.relaxed.gpu.global.u32 %r5, [%d1+64]; setp.ne.u32 %p3, %r5, 7; @%p3 bra again;"
+    body = COMBINED.replace("{first}", first + turn).format(third=polls + COPY)
+    options = {"grid": (2, 1, 1), "declarations": _TILE, "target": "sm_90a"}
+    with looking(mode), unexplained(), pytest.raises(ptx.RaceError, match=f"^{kind} race on byte 0"):
+        run(body, np.zeros(64, np.uint32), np.zeros(32, np.uint32), **options)
+
+
+# Thread 0 of block 0 writes its tile, and lets block 1 know, which adds to it: thread 32 of block 0 then comes, too.
 PEERS = """
     mov.u32 %r20, tile; mov.u32 %r21, full; setp.eq.u32 %p1, %r60, 0; setp.eq.u32 %p2, %r1, 0; setp.eq.u32 %p3, %r1, 32;
     mov.u32 %r3, 7; mov.u32 %r4, 1;
@@ -250,7 +288,7 @@ PEERS = """
     @%p5 st.shared.v4.u32 [%r20], {{%r4, %r4, %r4, %r4}};
     {early}
     barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
-    @%p4 mbarrier.arrive.expect_tx.shared.b64 %d5, [%r21], 16;
+    @%p4 mbarrier.arrive.expect_tx.shared.b64 %d5, [%r21], {bytes};
     {late}
     @!%p4 bra peer;
     fence.proxy.async;
@@ -268,7 +306,7 @@ reader:
     mov.u32 %r8, 0;
 turns:
     ld.relaxed.gpu.global.u32 %r6, [%d1+8]; add.u32 %r8, %r8, 1; setp.lt.u32 %p7, %r8, 30; @%p7 bra turns;
-    ld.relaxed.cluster.shared.u32 %r7, [%r20];
+    {third}
 end:
     @!%p1 bra out;
 tried:
@@ -279,17 +317,34 @@ out:
 """
 
 
+ADDS = """
+    mov.u32 %r24, more; st.shared.v4.u32 [%r24], {%r4, %r4, %r4, %r4}; fence.proxy.async;
+    mapa.shared::cluster.u32 %r22, %r20, 0; mapa.shared::cluster.u32 %r23, %r21, 0;
+    cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32 [%r22], [%r24], 16, [%r23];
+"""
+PEER_STORE = "@%p4 st.shared.v4.u32 [%r20], {%r3, %r3, %r3, %r3};"
+
+
+def run_peers(late: str, third: str, size: int) -> None:
+    run(
+        PEERS.format(early=PEER_STORE, late=late, third=third, bytes=size), np.zeros(128, np.uint32),
+        np.zeros(4, np.uint32), grid=(2, 1, 1), block=(64, 1, 1), target="sm_90a", directives=".reqnctapercluster 2",
+        declarations=".shared .align 16 .b8 tile[16]; .shared .align 16 .b8 more[16]; .shared .align 8 .b64 full;",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_copy_that_adds_to_a_peer_takes_the_place_of_a_plain_write(mode: str) -> None:
-    store = "@%p4 st.shared.v4.u32 [%r20], {%r3, %r3, %r3, %r3};"
-    options = {
-        "grid": (2, 1, 1), "block": (64, 1, 1), "target": "sm_90a", "directives": ".reqnctapercluster 2",
-        "declarations": ".shared .align 16 .b8 tile[16]; .shared .align 8 .b64 full;",
-    }  # fmt: skip
     with looking(mode), unexplained():
-        run(PEERS.format(early=store, late=""), np.zeros(128, np.uint32), np.zeros(4, np.uint32), **options)
-        with pytest.raises(ptx.RaceError, match=r"^write-read race on byte 0 of shared memory"):
-            run(PEERS.format(early=store, late=store), np.zeros(128, np.uint32), np.zeros(4, np.uint32), **options)
+        run_peers("", ADDS, 32)
+        with pytest.raises(ptx.RaceError, match=r"^write-write race on byte 0 of shared memory"):
+            run_peers(PEER_STORE, ADDS, 32)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_strong_access_is_of_another_proxy_than_a_copy_that_adds_to_a_peer(mode: str) -> None:
+    with looking(mode), unexplained(), pytest.raises(ptx.RaceError, match=r"^write-read race on byte 0 of shared"):
+        run_peers("", "ld.relaxed.cluster.shared.u32 %r7, [%r20];", 16)
 
 
 # Copies of one step, which nothing orders

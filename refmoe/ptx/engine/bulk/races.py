@@ -133,7 +133,8 @@ class BulkShadow(RaceShadow):
             doubtful = doubtful[~self._lines_are_ordered(frame, first[doubtful], span, lanes[doubtful])]
         for row in doubtful:
             index = np.arange(first[row], first[row] + span, CHUNK)
-            at, who = self._refuse_write(frame, access, region, index, np.full(len(index), lanes[row]), CHUNK, flags)
+            who = np.full(len(index), lanes[row])
+            at, who = self._refuse_write(frame, access, region, index, who, CHUNK, WEAK, bool(flags & STRENGTH))
             refuse_unfenced(self, frame, access, region, at, who, clocks.has_crossed, flags)
         order = np.argsort(first)
         overlaps = np.flatnonzero(np.diff(first[order]) < span)
@@ -510,7 +511,7 @@ def global_write(
         shadow.begin(frame, access, region, index, lanes, records, access.width, True, element)
         at, who = shadow._cover(index, lanes, access.width)
     else:
-        at, who = shadow._refuse_write(frame, access, region, index, lanes, access.width, flags)
+        at, who = shadow._refuse_write(frame, access, region, index, lanes, access.width, WEAK, bool(flags & STRENGTH))
     refuse_unfenced(shadow, frame, access, region, at, who, _fenced_in_global_memory(frame), flags)
     pending = pending_records(frame, who) | flags
     if isinstance(shadow, ExactShadow):
@@ -580,6 +581,8 @@ def global_write_done(
     if shadow.combined is None:
         shadow._writes[at] = np.where(found == pending, done, found)
         return
+    if flags & STRENGTH:
+        shadow.combined.complete(done)
     for lane in np.unique(who).tolist():
         mine = np.flatnonzero(who == lane)
         held = shadow._writes[at[mine]]

@@ -1,9 +1,9 @@
 """Accesses of bulk copies that stand beside one another: whose they are.
 
-Copies that combine what they bring with what is there, and atomics beside them, do not race with each other, and nor do
-copies out of the same shared memory. So many of them may stand behind a byte that nothing has ordered. A plain access
-has to come after them all, and not only after the one that came last. One record cannot say of several copies in flight
-which of them are complete: of such a byte memory has the number of a *set* of records.
+Copies that combine what they bring with what is there do not race with each other, and nor do copies out of the same
+shared memory. So many of them may stand behind a byte that nothing has ordered. Any other access has to come after them
+all, and not only after the one that came last: an atomic, too, which is of another proxy. One record cannot say of
+several copies in flight which of them are complete: of such a byte memory has the number of a *set* of records.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ Array = Any
 _MOST = 4096
 # Of a larger set it is asked now and then alone which come before a new one: the question is one for each of them.
 _ALWAYS_ASKED = 64
-# A set is as strong as the weakest of them, and at least 1, by which it differs from what `merge` makes of two copies:
-# as it may be of several clusters, no less than `GRID` excuses anything.
+# A set is as strong as the weakest of them, and at least 1, by which it differs from what `merge` makes of two copies.
 _SET = (PENDING << STEP_SHIFT) | (int(Several.CLUSTERS) << SEVERAL_SHIFT) | int(BULK | ASYNCHRONOUS)
 _BESIDES_STRENGTH = ~int(THREAD | STRENGTH)
 # Whether an access of a record comes before what a lane does now.
@@ -41,12 +40,23 @@ Ordered = Callable[[int, int], bool]
 class Combined:
     """The sets of records of a region.
 
-    A set has the form of a record that nothing is ordered after: whoever does not know sets finds it in no order.
+    A set has the form of a record that nothing is ordered after: whoever does not know sets finds it in no order. Of a
+    copy that combines there is a set, even if it is alone: its record would be that of an atomic of its thread.
     """
 
     def __init__(self) -> None:
         self._sets: list[tuple[int, ...]] = [()]
         self._numbers: dict[tuple[int, ...], int] = {}
+        # Records of copies that combined, and are complete.
+        self._complete: set[int] = set()
+
+    def complete(self, done: Array) -> None:
+        """Copies that combine are complete, and have the records `done` from now on."""
+        self._complete.update(np.unique(done).tolist())
+
+    def combines(self, record: int) -> bool:
+        """Whether a record is of a copy that combines."""
+        return record in self._complete or bool(record & int(BULK) and record & int(STRENGTH))
 
     def are_sets(self, records: Array) -> Array:
         """Which of `records` [n] are sets."""
@@ -62,7 +72,7 @@ class Combined:
 
     def _of(self, members: tuple[int, ...]) -> int:
         """What stands for some records."""
-        if len(members) == 1:
+        if len(members) == 1 and not self.combines(members[0]):
             return members[0]
         kept = members[-_MOST:]
         made = self._numbers.get(kept)
@@ -88,8 +98,7 @@ class Combined:
         table = np.stack([previous, mine, lanes], axis=1)
         rows, which = np.unique(table, axis=0, return_inverse=True)
         for number, (before, own, lane) in enumerate(rows.tolist()):
-            if before:
-                made[which.ravel() == number] = self.with_one(before, own, lane, ordered)
+            made[which.ravel() == number] = self.with_one(before, own, lane, ordered) if before else self._of((own,))
         return made
 
     def completed(self, found: Array, pending: Array, done: Array) -> Array:
