@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -430,6 +431,14 @@ def _show_entries(document: dict[str, Any]) -> None:
         typer.echo(f"{v['name']}  {kind} variable of {v['bytes']} bytes (--variable)")
 
 
+def _without_late_reads(document: Mapping[str, Any]) -> str:
+    """What schedules leave out in a launch of many warps."""
+    from refmoe.ptx.engine.thread_steps import MOST_WARPS
+
+    warps = math.prod(document["grid"]) * -(-math.prod(document["block"]) // 32)
+    return f"; no read came late, as it may with up to {MOST_WARPS} warps" if warps > MOST_WARPS else ""
+
+
 def _show(document: dict[str, Any]) -> None:
     result = document["result"]
     grid, block = ("x".join(map(str, document[name])) for name in ("grid", "block"))
@@ -438,7 +447,9 @@ def _show(document: dict[str, Any]) -> None:
     typer.echo(f"  ran            {ran}, {result['seconds']:.2f} s")
     typer.echo(f"  checked        {', '.join(document['checks']) or 'nothing'}")
     if result["schedules"] > 1:
-        typer.echo(f"  schedules      the same bytes under {result['schedules']} schedules")
+        typer.echo(
+            f"  schedules      the same bytes under {result['schedules']} schedules{_without_late_reads(document)}"
+        )
     for name, evidence in result["models"].items():
         typer.echo(f"  tensor cores   model {name}, {evidence}")
     opcodes: dict[str, list[str]] = {}

@@ -33,6 +33,11 @@ class WrittenInstruction(Protocol):
         ...
 
     @property
+    def caller(self) -> str | None:
+        """Where the function of `source` is inlined, in the same form, or None where it is not."""
+        ...
+
+    @property
     def text(self) -> str:
         """As it stands there."""
         ...
@@ -161,6 +166,7 @@ class LaneError(PtxError):
         thread: its index in the CTA, (x, y, z).
         line: line of the instruction in the PTX text, 1-based.
         source: `file:line` of the `.loc` directive in force, or None.
+        caller: where the function of `source` is inlined, in the same form, or None where it is not.
         text: the instruction.
     """
 
@@ -168,6 +174,7 @@ class LaneError(PtxError):
     thread: Index3
     line: int
     source: str | None
+    caller: str | None = None
     text: str
 
 

@@ -24,7 +24,7 @@ from refmoe.ptx.engine.cluster.meetings import ClusterMeetings
 from refmoe.ptx.errors import ArgumentMismatch, Index3, PtxError, ScheduleError
 from refmoe.ptx.schedule import Schedule
 from refmoe.ptx.state.memory import Arena, Region
-from refmoe.ptx.text.syntax import Instruction
+from refmoe.ptx.text.syntax import Instruction, in_source
 
 Array = Any
 _SHOWN = 2
@@ -392,7 +392,7 @@ class LastWrites:
         hits = np.flatnonzero((index < self.begin + self.size) & (index + width > self.begin))
         if hits.size:
             block, thread = place_of(int(lanes[hits[-1]]))
-            source = f" ({instruction.source})" if instruction.source else ""
+            source = in_source(instruction.source, instruction.caller)
             text = instruction.text.rstrip(";")
             self.span = int(index[hits[-1]]), width
             self.writer = f"block {block} thread {thread}, line {instruction.line}{source}: {text}"

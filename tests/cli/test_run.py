@@ -248,7 +248,9 @@ def test_a_result_that_depends_on_the_schedule() -> None:
 def test_schedules_in_the_document() -> None:
     x = ("--args", "f32:2 in:x.npy inout:y.npy:z.npy i32:50")
     clean = run("k.ptx", *SAXPY, *x, "--schedules", 3)
-    assert "  schedules      the same bytes under 3 schedules" in clean.output
+    assert "  schedules      the same bytes under 3 schedules\n" in clean.output
+    wide = run("k.ptx", "--entry", "saxpy", "--grid", "9", "--block", "32", *x, "--schedules", 2)
+    assert "under 2 schedules; no read came late, as it may with up to 8 warps\n" in wide.output
     assert "schedules " not in run("k.ptx", *SAXPY, *x).output
     document = json.loads(run("k.ptx", *SAXPY, *x, "--schedules", 3, "--json").output)
     assert document["result"]["schedules"] == 3

@@ -28,7 +28,7 @@ from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.state.special_registers import SpecialRegisters, Ticks
 from refmoe.ptx.state.tensormap import MapHistory
 from refmoe.ptx.state.textures import Bound
-from refmoe.ptx.text.syntax import Instruction
+from refmoe.ptx.text.syntax import Instruction, in_source
 
 Array = Any
 E = TypeVar("E", bound=LaneError)
@@ -293,7 +293,7 @@ class Lanes(ABC):
 
     def describe(self, instruction: Instruction) -> str:
         """`module.ptx:57 (kernel.cu:14): st.shared.f32 [%r12], %f18;`."""
-        source = f" ({instruction.source})" if instruction.source else ""
+        source = in_source(instruction.source, instruction.caller)
         return f"{self.launch.name}:{instruction.line}{source}: {instruction.text}"
 
     def at(self, lane: int, instruction: Instruction) -> dict[str, Any]:
@@ -301,7 +301,8 @@ class Lanes(ABC):
         block, thread = self.place_of(int(lane))
         return {
             "block": block, "thread": thread,
-            "line": instruction.line, "source": instruction.source, "text": instruction.text,
+            "line": instruction.line, "source": instruction.source, "caller": instruction.caller,
+            "text": instruction.text,
         }  # fmt: skip
 
     def error(self, kind: type[E], instruction: Instruction, lane: int, what: str, link: str = ":", **more: Any) -> E:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from refmoe.ptx.errors import Index3, WrittenInstruction
 from refmoe.ptx.text.memory_ops import MemoryOpcode, memory_opcode
+from refmoe.ptx.text.syntax import in_source
 
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 # By how a spelling begins, longest first.
@@ -47,6 +48,7 @@ class Accessed:
         thread: that thread, or one of several; None for a copy that completes on a barrier.
         line: in the PTX text, 1-based.
         source: `file:line` of the `.loc` in force, or None.
+        caller: where the function of `source` is inlined, in the same form, or None where it is not.
         text: the instruction.
     """
 
@@ -56,18 +58,21 @@ class Accessed:
     thread: Index3 | None
     line: int
     source: str | None
+    caller: str | None
     text: str
 
     @classmethod
     def of(cls, instruction: WrittenInstruction, block: Index3, thread: Index3 | None) -> Accessed:
         """The access of an instruction."""
         kind, scope = kind_of(instruction.opcode)
-        return cls(kind, scope, block, thread, instruction.line, instruction.source, instruction.text)
+        return cls(
+            kind, scope, block, thread, instruction.line, instruction.source, instruction.caller, instruction.text
+        )
 
     @property
     def where(self) -> str:
         """`line 25 (kernel.cu:9)`."""
-        return f"line {self.line}" + (f" ({self.source})" if self.source else "")
+        return f"line {self.line}{in_source(self.source, self.caller)}"
 
     def __str__(self) -> str:
         scope = f" .{self.scope}" if self.scope else ""

@@ -26,7 +26,7 @@ from refmoe.ptx.findings.finding import Finding
 from refmoe.ptx.findings.site import RaceSite, Relation
 from refmoe.ptx.findings.trials import Agreed, Agreeing, Allowance, Ended, Outcome, Trials
 from refmoe.ptx.module import Module
-from refmoe.ptx.text.syntax import Function, Instruction
+from refmoe.ptx.text.syntax import Function, Instruction, in_source
 
 # Steps of a launch, see `Launch.steps`, up to which it is run again with a witness.
 LONGEST_SEEN = 20_000_000
@@ -268,7 +268,7 @@ class Explainer:
         race = self._race(error, pair, self._witnessed(error.buffer, module, exact), self._module)
         later = Accessed(
             *kind_of(opcode_of(error)), block=error.block, thread=error.thread, line=error.line, source=error.source,
-            text=error.text,
+            caller=error.caller, text=error.text,
         )  # fmt: skip
         earlier = None
         if pair.error.earlier is not None:
@@ -400,7 +400,9 @@ def _milder(error: RaceError, pair: RacingPair, consumed: Consumed, before: bool
         f"{found[0].opcode.split('.')[0]} of line {taken} took them, and orders no memory"
     )
     finding = Finding(
-        Accessed(*kind_of(opcode_of(error)), error.block, error.thread, error.line, error.source, error.text),
+        Accessed(
+            *kind_of(opcode_of(error)), error.block, error.thread, error.line, error.source, error.caller, error.text
+        ),
         Accessed.of(load, error.other_block, error.among), missing,
         f"__syncwarp() (bar.warp.sync 0xffffffff) at line {taken}, before the signal", True, consumed.clean,
         consumed.edited.text, len(pair.bytes), len(pair.threads), pair.more, "values-that-a-collective-took",
@@ -410,7 +412,7 @@ def _milder(error: RaceError, pair: RacingPair, consumed: Consumed, before: bool
 
 
 def _place(error: RaceError) -> str:
-    return f"line {error.line}" + (f" ({error.source})" if error.source else "")
+    return f"line {error.line}{in_source(error.source, error.caller)}"
 
 
 def opcode_of(error: RaceError) -> str:

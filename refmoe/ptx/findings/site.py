@@ -11,7 +11,7 @@ from refmoe.ptx.errors import RaceError
 from refmoe.ptx.findings.accesses import scope_at
 from refmoe.ptx.findings.edits import PtxEdit
 from refmoe.ptx.text.memory_ops import memory_opcode
-from refmoe.ptx.text.syntax import Instruction, Label, Symbol
+from refmoe.ptx.text.syntax import Instruction, Label, Symbol, in_source
 
 Relation = Literal["thread", "warp", "block", "cluster", "grid"]
 Body = Sequence[Instruction | Label]
@@ -177,7 +177,7 @@ _KINDS = {
 
 def where(instruction: Instruction) -> str:
     """`line 25 (kernel.cu:9)`."""
-    return f"line {instruction.line}" + (f" ({instruction.source})" if instruction.source else "")
+    return f"line {instruction.line}{in_source(instruction.source, instruction.caller)}"
 
 
 def mixed(race: RaceSite) -> bool:

@@ -145,6 +145,13 @@ class Refused:
     is_ptx: bool
 
 
+def in_source(source: str | None, caller: str | None) -> str:
+    """Where an `Instruction` comes from, in brackets: ` (kernel.cu:9)`, or ` (wrapper.h:7, inlined at kernel.cu:9)`."""
+    if source is None:
+        return ""
+    return f" ({source})" if caller is None else f" ({source}, inlined at {caller})"
+
+
 @dataclass(frozen=True)
 class Instruction:
     """One instruction.
