@@ -59,3 +59,19 @@ def test_many_writes_are_kept_while_somebody_may_read_them_late() -> None:
     assert not history.write(made, lambda _: False, First())
     assert history.writes[0] is made
     assert len(history.writes) == 12
+
+
+def test_so_many_reads_may_miss_one_last_write() -> None:
+    def reads(history: History, lanes: range, count: int) -> list[int]:
+        return [history.read(each, record(9, each), lambda _: False, First(), count).value[0] for each in lanes]
+
+    free, bound = (History(4, RecordedWrite(bytes(4), 0), most) for most in (None, 3))
+    for history in (free, bound):
+        history.write(RecordedWrite(bytes([1] * 4), record(1, 100)), lambda _: False, First(), last=True)
+    assert reads(free, range(6), 2) == [0] * 6
+    assert reads(bound, range(6), 2) == [0, 0, 0, 1, 1, 1]
+    # An atomic has no choice, either.
+    assert bound.take(7, record(10, 7), lambda _: False, First(), 2, lambda _: True).value[0] == 1
+    # The next write may be missed as often.
+    bound.write(RecordedWrite(bytes([2] * 4), record(11, 101)), lambda _: False, First(), last=True)
+    assert reads(bound, range(6, 12), 3) == [0, 0, 0, 2, 2, 2]

@@ -74,11 +74,15 @@ class History:
     Args:
         width: bytes.
         first: what is there.
+        most_stale: reads that may miss one last write; None for any number.
     """
 
-    def __init__(self, width: int, first: RecordedWrite) -> None:
+    def __init__(self, width: int, first: RecordedWrite, most_stale: int | None = None) -> None:
         self.width = width
         self.writes = [first]
+        self._most_stale = most_stale
+        # The last write, as long as it is, and how many reads have missed it.
+        self._missed, self._misses = first, 0
         # What memory has of the last write that came, wherever it was put.
         self.record = first.record
         self._stale: dict[int, int] = {}
@@ -129,12 +133,19 @@ class History:
         if admits is not None:
             places = [place for place in range(oldest, newest + 1) if admits(self.writes[place])] or [oldest]
             place = places[choices.below(len(places)) if len(places) > 1 else 0]
-        elif oldest < newest and self._stale.get(lane, 0) < _STALE:
+        elif oldest < newest and self._stale.get(lane, 0) < _STALE and self._may_miss():
             place = oldest + choices.below(newest - oldest + 1)
+            self._misses += place < newest
         self._stale[lane] = self._stale.get(lane, 0) + 1 if place < newest else 0
         chosen = self.writes[place]
         chosen.is_read(record)
         return chosen
+
+    def _may_miss(self) -> bool:
+        """Whether one read more may miss the last write."""
+        if self._missed is not self.last:
+            self._missed, self._misses = self.last, 0
+        return self._most_stale is None or self._misses < self._most_stale
 
     def _range(self, knows: Knows, count: int) -> tuple[int, int]:
         """The places of the oldest and of the newest of the first `count` writes that a thread may read."""
@@ -170,9 +181,10 @@ class History:
         if admits is not None:
             # Who has put it off keeps a place for it, see `refmoe.ptx.engine.order.foresight`.
             places = [place for place in places if admits(self.writes[place])] or [newest]
-        elif self._stale.get(lane, 0) >= _STALE:
+        elif self._stale.get(lane, 0) >= _STALE or not self._may_miss():
             places = [newest]
         place = places[choices.below(len(places)) if len(places) > 1 else 0]
+        self._misses += place < newest
         self._stale[lane] = self._stale.get(lane, 0) + 1 if place < newest else 0
         chosen = self.writes[place]
         chosen.is_read(record)

@@ -33,6 +33,8 @@ Array = Any
 # Warps whose accesses are remembered one by one, and so many of each lane: more than it has as long as threads take
 # single steps.
 _FEW_WARPS, _NOTED = 8, 512
+# Reads that miss one last write in a launch of more warps: each has to be held against all others of that location.
+_MOST_STALE = 32
 #: The record of a location where nothing has been written that passes anything on.
 NOBODY = -1
 
@@ -94,7 +96,7 @@ class Outcomes(Strong):
         if held is None or held.width != access.width or held.record != record or held.last.value != value:
             first = RecordedWrite(value, record, self._passed(access, region, index))
             first.reached = self._reached_by_writes(access, region, index)
-            held = histories[key] = History(access.width, first)
+            held = histories[key] = History(access.width, first, None if self.notes else _MOST_STALE)
             held.record = record
         return held
 
