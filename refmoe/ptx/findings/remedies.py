@@ -287,7 +287,15 @@ def _strength(race: RaceSite) -> Iterator[Remedy]:
             words = " and ".join(
                 f"{edit.text} at {where(edit.at)}" for edit in edits if isinstance(edit.at, Instruction)
             )
+            if _undoes(race):
+                words += ", if the store may undo what an atomic of another thread has just done"
             yield Remedy(words, edits, missing, MIXED, orders=False)
+
+
+def _undoes(race: RaceSite) -> bool:
+    """Whether one access is a store and the other an atomic: even if they do not race, one of the two may be lost."""
+    stems = {each.opcode.split(".")[0] for each in (race.later, race.earlier) if each is not None}
+    return "st" in stems and bool(stems & {"atom", "red"})
 
 
 def _strong_pair(race: RaceSite) -> Iterator[Remedy]:
