@@ -53,8 +53,8 @@ def litmus(
     program leaves an outcome that the model does not allow. --device cuda checks only the outcomes: programs without
     a race run on a GPU under stress, so often that rare outcomes show. Without a GPU that ends with exit status 3.
 
-    With --report FILE what is known of programs lies in FILE.partial until the report is written: after Ctrl-C the same
-    command goes on from there.
+    With --report FILE what programs did lies in FILE.partial until the report is written: after Ctrl-C the same command
+    judges them again, and goes on from there.
     """
     if device == "cuda":
         from refmoe.silicon import litmus as silicon
@@ -70,9 +70,12 @@ def litmus(
     from refmoe.verify.sweep import Ledger, Results, in_order, sweep
     from refmoe.verify.workers import choose_workers, installation
 
+    if report is not None and report.is_dir():
+        usage(f"--report: found {report}, a folder; needed a file")
     with usage_errors():
         workers = choose_workers(jobs, cluster)
-        partial = None if report is None else partial_of(report)
+        # Beside a pipe or a device nothing is kept.
+        partial = partial_of(report) if report is not None and (report.is_file() or not report.exists()) else None
         swept = {"of": "litmus programs", "schedules": schedules, **installation()}
         results = Results() if partial is None else Ledger(partial, swept, fresh=fresh)
     if results.done:

@@ -219,6 +219,12 @@ def test_the_command_goes_on_after_ctrl_c(tmp_path: Path, monkeypatch: pytest.Mo
     assert json.loads(path.read_text()) == json.loads(whole.read_text())
 
 
+def test_a_folder_is_no_report(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(app, ["litmus", "--programs", "2", "--report", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "a folder; needed a file" in " ".join(refused.output.split())
+
+
 def test_partial_results_of_another_command_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "litmus.json"
     partial = tmp_path / "litmus.json.partial"

@@ -12,6 +12,7 @@ one where there is none; a race that is not certain is looked for again by a lau
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,7 +27,7 @@ from refmoe.ptx.engine.order.combined import Combined
 from refmoe.ptx.engine.order.granules import Granules
 from refmoe.ptx.engine.order.polls import Poll
 from refmoe.ptx.engine.order.witness import RaceWitness
-from refmoe.ptx.engine.order.wording import sentence
+from refmoe.ptx.engine.order.wording import sentence, whose_access
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.native import order
 from refmoe.ptx.native.context import Row
@@ -138,6 +139,7 @@ class RaceShadow:
         self.guard: Guarding | None = None
         self.previous: Previous | None = None
         self.combined: Combined | None = None
+        self._doubts = False
         self.copied: set[int] = set()
         self.delivered: set[int] = set()
 
@@ -199,15 +201,9 @@ class RaceShadow:
         return WEAK if overlaps else np.int64(strength << STRENGTH_SHIFT)
 
     def _in_order(
-        self,
-        frame: Frame,
-        function: Any,
-        region: Region,
-        index: Array,
-        lanes: Array,
-        access: Accessing,
+        self, frame: Frame, function: Any, region: Region, index: Array, lanes: Array, access: Accessing,
         flags: np.int64,
-    ) -> bool:
+    ) -> bool:  # fmt: skip
         """Record accesses by a function of `refmoe.ptx.native.order`; False if something is wrong with one."""
         machine, width = frame.machine, access.width
         status = machine.orders(function, region, index, lanes, width, flags)
@@ -282,8 +278,7 @@ class RaceShadow:
     def texture_read(self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array) -> None:
         """A read through the texture cache: of nothing that the grid wrote, in whatever order."""
         records = self.last_writes(index, access.width)
-        written = np.flatnonzero(records)
-        if written.size:
+        if (written := np.flatnonzero(records)).size:
             first = written[0]
             self._report(frame, access, region, int(index[first]), lanes[first], records[first], "texture")
 
@@ -337,8 +332,6 @@ class RaceShadow:
         """The record that takes the place of another one of the same warp's reads, or of the writes."""
         if not previous:
             return mine
-        if self.combined is not None and previous & mine & int(STRENGTH):
-            return self.combined.with_one(previous, mine, lane, self.ordering(frame))
         other = (previous ^ mine) & int(THREAD) or previous & int(SEVERAL | _AGENTS)
         if other and not self._ordered(frame, lane, previous):
             return merge(previous, mine, frame.machine.clocks)
@@ -374,15 +367,34 @@ class RaceShadow:
 
     def keep_weaker(self, frame: Frame, at: Array, mine: Array) -> None:
         """Writes `mine` [n] take the place of the last ones of slots `at` [n], of which the weaker ones are kept."""
-        last, kept = self._writes[at], self.granules.weaker
-        weaker = np.flatnonzero((last != 0) & (last & STRENGTH < mine & STRENGTH))
+        last = self._writes[at]
+        self.keep(frame, at, last, (last != 0) & (last & STRENGTH < mine & STRENGTH))
+
+    def keep(self, frame: Frame, at: Array, last: Array, which: Array) -> None:
+        """Of the last writes `last` [n] of slots `at` [n], whose place others take, keep some beside these."""
+        kept, weaker = self.granules.weaker, np.flatnonzero(which)
         if weaker.size:
             places, records = at[weaker], last[weaker]
             # What comes before a weak write comes before whatever comes after it.
             for row in np.flatnonzero((kept[places] != 0) & (records & STRENGTH != 0)).tolist():
-                records[row] = merge(int(kept[places[row]]), int(records[row]), frame.machine.clocks)
+                records[row] = self._together(frame, int(kept[places[row]]), int(records[row]))
             self.granules.use_weaker(places)
             kept[places] = records
+
+    @contextmanager
+    def doubting(self, doubts: bool) -> Iterator[None]:
+        """Races in a `with` block are but suspected: one of both may count as weak for what was done to other bytes."""
+        before, self._doubts = self._doubts, doubts
+        try:
+            yield
+        finally:
+            self._doubts = before
+
+    def _together(self, frame: Frame, before: int, mine: int) -> int:
+        """A record that stands for the accesses of two others."""
+        if self.combined is not None and (self.combined.is_set(before) or self.combined.is_set(mine)):
+            return self.combined.together(before, mine)
+        return merge(before, mine, frame.machine.clocks)
 
     def before_write(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, words: Array
@@ -448,9 +460,9 @@ class RaceShadow:
     def _modify(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, flags: np.int64
     ) -> None:
+        writes = order.functions().writes
         # Native code knows nothing of sets, and would take one record for all of them.
-        alone = self.combined is None
-        if alone and self._in_order(frame, order.functions().writes, region, index, lanes, access, flags):
+        if self.combined is None and self._in_order(frame, writes, region, index, lanes, access, flags):
             return
         at, who = self._refuse_write(frame, access, region, index, lanes, access.width, flags)
         mine = self._mine(frame, who, flags)
@@ -542,9 +554,7 @@ class RaceShadow:
             copied = (held & ASYNCHRONOUS != 0) & ((held ^ mine) & THREAD == 0) & (held >> STEP_SHIFT != PENDING)
             # One that stands for the copies of other threads too says nothing of theirs: all accesses will be kept.
             copied &= held & SEVERAL == 0
-            if copied.all():
-                records[place] = mine
-            elif copied.any():
+            if copied.any():
                 # Of copies of the same bytes only some are of those who wait.
                 mine_alone = tuple(each[copied] if isinstance(each, np.ndarray) else each for each in place)
                 records[mine_alone] = mine[copied]
@@ -621,15 +631,7 @@ class RaceShadow:
         if poll is not None:
             warning = "missing acquire"
         verb, missing = sentence(kind, warning)
-        whom = f"several threads, thread {other_thread} among them," if several else f"thread {other_thread}"
-        if record & ~int(THREAD | SEVERAL) == never(0):
-            whom = f"a non-coherent load (ld.global.nc) by {whom}"
-        elif record & int(ASYNCHRONOUS):
-            whom = f"an asynchronous {'bulk ' if record & int(BULK) else ''}copy of {whom}"
-        elif record & int(BULK):
-            whom = machine.agent_name(record & int(THREAD))
-        if record >> STEP_SHIFT == PENDING and record & int(_AGENTS) != int(ASYNCHRONOUS):
-            whom += ", not known to be complete,"
+        whom = whose_access(record, other_thread, machine.agent_name)
         error = RaceError(
             f"{kind} race on byte {offset} of {region.name} ({region.space}){owner}: block {fields['block']} thread "
             f"{fields['thread']} {verb} {whom} of block {other_block}, and {missing}; "
@@ -668,6 +670,8 @@ class RaceShadow:
 
         A strong write may come before by having been observed, which is not kept here.
         """
+        if self._doubts:
+            return False
         if record & int(STRENGTH) and kind != "read-write":
             return False
         if access.strength and (record & int(SEVERAL) or not mine & int(STRENGTH)):

@@ -104,6 +104,11 @@ class RaceSite:
         return self.later.opcode.startswith(BULK[:2]) and bool(first) and not first.startswith((*BULK, "wgmma."))
 
     @property
+    def _waited(self) -> bool:
+        """Whether the thread of a copy that came first has waited for it: then it counts as an access of its thread."""
+        return self.error.among is not None and "bulk copy" not in self.error.message
+
+    @property
     def _one_store(self) -> bool:
         """Whether two lanes of a warp store at one place by one instruction."""
         both = self.relation == "warp" and self.error.kind == "write-write" and self.later == self.earlier
@@ -133,7 +138,7 @@ class RaceSite:
             return NC
         if first.startswith("wgmma."):
             return "the end of a product of a warpgroup, which nobody waited for", "products-of-warpgroups"
-        if first.startswith(BULK):
+        if first.startswith(BULK) and not self._waited:
             return "the end of a bulk copy, which nobody waited for", "bulk-copies"
         if first.startswith("cp.async"):
             return "the end of an asynchronous copy, which nobody waited for", "asynchronous-copies"

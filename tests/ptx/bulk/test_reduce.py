@@ -336,6 +336,42 @@ def test_copies_race_with_those_of_other_elements(first: str, second: str, races
         launch(body, tile, there, grid=2)
 
 
+#: Block 0 combines, and block 1 comes after it. What it copies needs a proxy fence on the way, if it does not combine.
+HANDED_ON = """
+    setp.eq.and.u32 %p8, %r40, 0, %p0; setp.eq.and.u32 %p9, %r40, 1, %p0; mov.u32 %r45, 1;
+    {first}
+    @%p8 st.release.gpu.global.u32 [%d3+256], %r45;
+    @!%p9 bra END;
+    AGAIN: ld.acquire.gpu.global.u32 %r46, [%d3+256]; setp.ne.u32 %p7, %r46, 1; @%p7 bra AGAIN;
+    {fence} {copy}
+    END:
+"""
+
+
+@pytest.mark.parametrize("fence", ["", "fence.proxy.async;"])
+@pytest.mark.parametrize("combines", [False, True])
+def test_a_copy_over_what_another_block_combined(combines: bool, fence: str) -> None:
+    first = reduce("add", "u32", guard="@%p8") + COMMIT + WAIT
+    copy = reduce("add", "u32") if combines else "cp.async.bulk.global.shared::cta.bulk_group [%d3], [%r8], 256;"
+    body = "mov.u32 %r40, %ctaid.x;" + HANDED_ON.format(first=first, fence=fence, copy=copy) + COMMIT + WAIT
+    tile, there = np.ones(64, np.uint32), np.zeros(68, np.uint32)
+    if fence or combines:
+        launch(body, tile, there, grid=2)
+        assert there[:64].tolist() == [2 if combines else 1] * 64
+        return
+    with pytest.raises(ptx.RaceError, match="proxy race on byte 0 of sums"):
+        launch(body, tile, there, grid=2)
+
+
+def test_copies_that_combine_in_another_width_than_one_before_them() -> None:
+    # Elements of 64 bits, and behind them, in order, elements of 32 bits by both blocks.
+    first = reduce("add", "u64", guard="@%p8") + COMMIT + WAIT
+    body = "mov.u32 %r40, %ctaid.x;" + HANDED_ON.format(first=first, fence="", copy="") + "bar.sync 0;"
+    there = np.zeros(68, np.uint32)
+    launch(body + reduce("add", "u32") + COMMIT + WAIT, np.ones(64, np.uint32), there, grid=2)
+    assert there[:64].tolist() == [3] * 64
+
+
 # The last block to come reads the sums of all: it draws the last ticket, which lies behind them.
 LAST = """
     {release} @%p0 atom.relaxed.gpu.global.add.u32 %r40, [%d3+256], 1; {acquire}

@@ -278,6 +278,33 @@ def test_a_copy_that_combines_is_of_another_proxy_than_a_strong_access(first: st
         run(body, np.zeros(64, np.uint32), np.zeros(32, np.uint32), **options)
 
 
+#: A thread that accesses a word by two proxies in order, and what another thread does that nothing orders. The access
+#: that came last does not race with that, and the one before it does.
+BY_TWO_PROXIES = {
+    "an atomic behind the copy": (
+        COPY + "red.relaxed.gpu.global.add.u32 [%d1], 1;",
+        "red.relaxed.gpu.global.add.u32 [%d1], 1;",
+    ),
+    "a read of it": (COPY + "red.relaxed.gpu.global.add.u32 [%d1], 1;", LOAD),
+    "a strong store behind it": (COPY + "st.relaxed.gpu.global.u32 [%d1], 3;", "st.relaxed.gpu.global.u32 [%d1], 4;"),
+    "a copy behind an atomic": ("red.relaxed.gpu.global.add.u32 [%d1], 1;" + COPY, COPY),
+    "a copy behind a read": (LOAD + COPY, COPY),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", BY_TWO_PROXIES)
+def test_of_two_proxies_the_access_that_came_first_counts_too(name: str, mode: str) -> None:
+    mine, others = BY_TWO_PROXIES[name]
+    body = f"""
+        mov.u32 %r20, tile; setp.eq.u32 %p2, %r1, 0; setp.eq.u32 %p1, %r60, 0; mov.u32 %r3, 7;
+        @!%p2 bra end; @!%p1 bra other; {mine} bra end; other: {others} end: ret;
+    """
+    options = {"grid": (2, 1, 1), "declarations": _TILE, "target": "sm_90a"}
+    with looking(mode), unexplained(), pytest.raises(ptx.RaceError, match="race on byte 0 of argument 1"):
+        run(body, np.zeros(64, np.uint32), np.zeros(4, np.uint32), **options)
+
+
 # Thread 0 of block 0 writes its tile, and lets block 1 know, which adds to it: thread 32 of block 0 then comes, too.
 PEERS = """
     mov.u32 %r20, tile; mov.u32 %r21, full; setp.eq.u32 %p1, %r60, 0; setp.eq.u32 %p2, %r1, 0; setp.eq.u32 %p3, %r1, 32;
@@ -371,3 +398,47 @@ def test_copies_into_one_place_race_though_nobody_reads_it(threads: int, mask: i
         run(COPIES.format(mask=63, source=source), np.zeros(64, np.uint32), given, **options)
         with pytest.raises(ptx.RaceError, match=r"^write-write race .* asynchronous copy"):
             run(COPIES.format(mask=mask, source=source), np.zeros(64, np.uint32), given, **options)
+
+
+# Two blocks of a cluster add to the tile of one of them in one step, each by a copy that completes on its own mbarrier.
+SUMS = """
+    mov.u32 %r20, tile; mov.u32 %r21, full; mov.u32 %r24, other; mov.u32 %r22, more; mov.u32 %r3, 7; mov.u32 %r4, 0;
+    setp.eq.u32 %p1, %r60, 0; setp.eq.u32 %p2, %r1, 0; and.pred %p4, %p1, %p2;
+    @%p2 mbarrier.init.shared.b64 [%r21], 1; @%p2 mbarrier.init.shared.b64 [%r24], 1;
+    fence.mbarrier_init.release.cluster;
+    @%p2 st.shared.v4.u32 [%r20], {{%r4, %r4, %r4, %r4}}; @%p2 st.shared.v4.u32 [%r22], {{%r3, %r3, %r3, %r3}};
+    fence.proxy.async;
+    barrier.cluster.arrive; barrier.cluster.wait;
+    @%p4 mbarrier.arrive.expect_tx.shared.b64 %d5, [%r21], 16;
+    @%p4 mbarrier.arrive.expect_tx.shared.b64 %d5, [%r24], 16;
+    selp.u32 %r5, %r21, %r24, %p1;
+    mapa.shared::cluster.u32 %r6, %r20, 0; mapa.shared::cluster.u32 %r7, %r5, 0;
+    @%p2 cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32 [%r6], [%r22], 16, [%r7];
+    @!%p1 bra fin;
+first: mbarrier.try_wait.parity.shared.b64 %p5, [{first}], 0; @!%p5 bra first;
+    {between}
+second: mbarrier.try_wait.parity.shared.b64 %p5, [{second}], 0; @!%p5 bra second;
+    {behind}
+fin:
+    barrier.cluster.arrive; barrier.cluster.wait;
+    ret;
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("order", [("%r21", "%r24"), ("%r24", "%r21")])
+@pytest.mark.parametrize("access", ["ld.shared.u32 %r8, [%r20];", "red.relaxed.cluster.shared.add.u32 [%r20], 1;"])
+def test_of_two_copies_into_one_tile_each_is_waited_for(access: str, order: tuple[str, str], mode: str) -> None:
+    def launch(**where: str) -> None:
+        places = {"between": "", "behind": "", **where}
+        run(
+            SUMS.format(first=order[0], second=order[1], **places), np.zeros(128, np.uint32), np.zeros(4, np.uint32),
+            grid=(2, 1, 1), block=(64, 1, 1), target="sm_90a", directives=".reqnctapercluster 2",
+            declarations=".shared .align 16 .b8 tile[16]; .shared .align 16 .b8 more[16]; "
+            ".shared .align 8 .b64 full; .shared .align 8 .b64 other;",
+        )  # fmt: skip
+
+    with looking(mode), unexplained():
+        launch(behind=access)
+        with pytest.raises(ptx.RaceError, match="race on byte 0 of shared memory"):
+            launch(between=access)

@@ -53,6 +53,11 @@ def test_every_block_has_a_pool_of_its_own() -> None:
         ({"maxntid": (16, 8, 3), "minnctapersm": (1,)}, 168),
         ({"reqntid": (128,), "minnctapersm": (2,)}, 256),
         ({"maxntid": (1024,), "minnctapersm": (2,)}, 32),
+        # As `ptxas -v` has it: each part of a multiprocessor has a fourth of the warps, rounded up.
+        ({"maxntid": (288,), "minnctapersm": (1,)}, 168),
+        ({"maxntid": (416,), "minnctapersm": (1,)}, 128),
+        ({"maxntid": (544,), "minnctapersm": (1,)}, 96),
+        ({"maxntid": (160,), "minnctapersm": (2,)}, 168),
         ({"maxnreg": (168,)}, 168),
         ({"maxnreg": (165,)}, 168),
         ({"maxnreg": (255,), "maxntid": (512,), "minnctapersm": (1,)}, 128),

@@ -134,8 +134,9 @@ class BulkShadow(RaceShadow):
         for row in doubtful:
             index = np.arange(first[row], first[row] + span, CHUNK)
             who = np.full(len(index), lanes[row])
-            at, who = self._refuse_write(frame, access, region, index, who, CHUNK, WEAK, bool(flags & STRENGTH))
-            refuse_unfenced(self, frame, access, region, at, who, clocks.has_crossed, flags)
+            with self.doubting(bool(element)):
+                at, who = self._refuse_write(frame, access, region, index, who, CHUNK, WEAK, bool(flags & STRENGTH))
+                refuse_unfenced(self, frame, access, region, at, who, clocks.has_crossed, flags)
         order = np.argsort(first)
         overlaps = np.flatnonzero(np.diff(first[order]) < span)
         if overlaps.size and not flags & STRENGTH:
@@ -143,6 +144,12 @@ class BulkShadow(RaceShadow):
             record = pending_records(frame, lanes[one : one + 1])[0]
             self._report(frame, access, region, int(first[other]), lanes[other], record, "write-write")
         records = agent_records(frame, lanes, own) + (np.int64(_PENDING_BITS) | flags)
+        apart = overlaps[own[order[overlaps]] != own[order[overlaps + 1]]]
+        if apart.size and flags & STRENGTH:
+            # One record cannot say of copies that complete on two barriers for which of them somebody has waited. A
+            # strong one is but suspected, so that all accesses will be kept.
+            one, other = order[apart[0]], order[apart[0] + 1]
+            self._report(frame, access, region, int(first[other]), lanes[other], int(records[one]), "write-write")
         if flags & STRENGTH:
             for number, slots in self.granules.ranges(first, span):
                 at = np.arange(slots.start, slots.stop)
@@ -389,7 +396,7 @@ def refuse_unfenced(
     if isinstance(shadow, ExactShadow):
         at, who, previous = shadow.every_write(at, who)
     else:
-        previous = shadow.written(at)
+        at, who, previous = _apart(shadow, at, who, shadow.written(at))
     plain = (previous != 0) & (previous & BULK == 0) & ~_copied(shadow, frame, previous, who, flags)
     at, who, previous = at[plain], who[plain], previous[plain]
     bad = np.flatnonzero(~fenced(who, previous))
@@ -403,6 +410,20 @@ def refuse_unfenced(
                 shadow._report_granules(
                     frame, access, region, at, who, mine, chosen, previous[chosen], "proxy", warning
                 )
+
+
+def _apart(shadow: RaceShadow, at: Array, who: Array, records: Array) -> tuple[Array, Array, Array]:
+    """Records of slots `at` [n] and of copies of `who` [n]; in the place of each set a row for each of its records."""
+    combined = shadow.combined
+    if combined is None or not (sets := combined.are_sets(records)).any():
+        return at, who, records
+    rows = [
+        (row, member)
+        for row, record in enumerate(records.tolist())
+        for member in (combined.members(record) if sets[row] else (record,))
+    ]
+    which = np.array([row for row, _ in rows], np.int64)
+    return at[which], who[which], np.array([member for _, member in rows], np.int64)
 
 
 def _copied(shadow: RaceShadow, frame: Frame, records: Array, who: Array, flags: np.int64) -> Array:
@@ -419,7 +440,10 @@ def _copied(shadow: RaceShadow, frame: Frame, records: Array, who: Array, flags:
             found |= records == record
     per_cta = frame.machine.warps * LANES
     near = (records & THREAD) // per_cta == (who + frame.machine.first_thread) // per_cta
-    return found & (near | (records & flags & STRENGTH != 0))
+    if not flags & STRENGTH:
+        return found & near
+    combine = records & STRENGTH != 0 if shadow.combined is None else shadow.combined.are_copies(records)
+    return found & (near | combine)
 
 
 def _fenced_in_global_memory(frame: Frame) -> Callable[[Array, Array], Array]:
@@ -506,6 +530,15 @@ def global_write(
     """
     shadow = shadow_of(region)
     shadow.note(frame, access, region, index, lanes, access.width, "write")
+    with shadow.doubting(bool(element)):
+        _begin_write(shadow, frame, access, region, index, lanes, flags, element)
+
+
+def _begin_write(
+    shadow: RaceShadow, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, flags: np.int64,
+    element: int,
+) -> None:  # fmt: skip
+    """See `global_write`."""
     if isinstance(shadow, ExactShadow):
         records = pending_records(frame, lanes) | flags
         shadow.begin(frame, access, region, index, lanes, records, access.width, True, element)
@@ -557,8 +590,11 @@ def _combine(frame: Frame, shadow: RaceShadow, at: Array, who: Array, pending: A
         # One after another: copies of one instruction may meet.
         mine = np.flatnonzero(who == lane)
         slots = at[mine]
-        shadow.keep_weaker(frame, slots, pending[mine])
-        previous = np.where(shadow._writes[slots] & STRENGTH != 0, shadow._writes[slots], 0)
+        last = shadow._writes[slots]
+        copies = shadow.combined.are_copies(last)
+        # What the generic proxy wrote does not race with what this copy does not race with.
+        shadow.keep(frame, slots, last, (last != 0) & ~copies)
+        previous = np.where(copies, last, 0)
         shadow._writes[slots] = shadow.combined.with_each(previous, pending[mine], who[mine], shadow.ordering(frame))
 
 
@@ -571,7 +607,10 @@ def global_write_done(
     """
     shadow = shadow_of(region)
     at, who = shadow._cover(index, lanes, access.width)
-    found, pending, done = shadow._writes[at], pending_records(frame, who) | flags, shadow._mine(frame, who, flags)
+    exact = isinstance(shadow, ExactShadow)
+    found, pending = shadow._writes[at], pending_records(frame, who) | flags
+    # As a plain write it excuses no atomic.
+    done = shadow._mine(frame, who, flags if exact else WEAK)
     if len(shadow.copied) > _MOST_COPIED:
         shadow.copied.clear()
     shadow.copied.update(np.unique(done).tolist())

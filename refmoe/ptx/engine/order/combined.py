@@ -41,7 +41,8 @@ class Combined:
     """The sets of records of a region.
 
     A set has the form of a record that nothing is ordered after: whoever does not know sets finds it in no order. Of a
-    copy that combines there is a set, even if it is alone: its record would be that of an atomic of its thread.
+    copy under way there is a set, even if it is alone: its thread may have another one under way that replaces what is
+    there. A complete copy that is alone has the record of a plain write of its thread, which atomics do not excuse.
     """
 
     def __init__(self) -> None:
@@ -55,8 +56,21 @@ class Combined:
         self._complete.update(np.unique(done).tolist())
 
     def combines(self, record: int) -> bool:
-        """Whether a record is of a copy that combines."""
+        """Whether all that a record stands for are copies that combine."""
+        return all(map(self._is_copy, self.members(record)))
+
+    def _is_copy(self, record: int) -> bool:
         return record in self._complete or bool(record & int(BULK) and record & int(STRENGTH))
+
+    def together(self, one: int, other: int) -> int:
+        """What stands for the accesses of two records."""
+        return self._of((*self.members(one), *self.members(other)))
+
+    def are_copies(self, records: Array) -> Array:
+        """Which of `records` [n] are of copies that combine, alone or in a set."""
+        different, which = np.unique(records, return_inverse=True)
+        found: Array = np.array([bool(each) and self.combines(each) for each in different.tolist()], np.bool_)
+        return found[which.ravel()]
 
     def are_sets(self, records: Array) -> Array:
         """Which of `records` [n] are sets."""
@@ -72,7 +86,7 @@ class Combined:
 
     def _of(self, members: tuple[int, ...]) -> int:
         """What stands for some records."""
-        if len(members) == 1 and not self.combines(members[0]):
+        if len(members) == 1 and not (self._is_copy(members[0]) and members[0] & int(BULK)):
             return members[0]
         kept = members[-_MOST:]
         made = self._numbers.get(kept)

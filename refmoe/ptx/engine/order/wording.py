@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from refmoe.ptx.errors import Index3
+from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, PENDING, SEVERAL, STEP_SHIFT, THREAD, never
+
 _SENTENCES = {
     "write-write": ("writes after a write by", "nothing orders the two"),
     "read-write": ("writes after a read by", "nothing orders the two"),
@@ -34,3 +39,24 @@ def sentence(kind: str, warning: str) -> tuple[str, str]:
     """(what the later access does, what is missing) in a race of a kind, by its warning or `""`."""
     verb, missing = _SENTENCES[kind]
     return _MILDER_VERBS.get(warning, verb), _MILDER.get(warning, missing)
+
+
+def whose_access(record: int, thread: Index3, agent: Callable[[int], str]) -> str:
+    """Whose the earlier access is.
+
+    Args:
+        record: of that access.
+        thread: of the record.
+        agent: names an agent by its number.
+    """
+    agents = record & int(ASYNCHRONOUS | BULK)
+    whom = f"several threads, thread {thread} among them," if record & int(SEVERAL) else f"thread {thread}"
+    if record & ~int(THREAD | SEVERAL) == never(0):
+        whom = f"a non-coherent load (ld.global.nc) by {whom}"
+    elif agents & int(ASYNCHRONOUS):
+        whom = f"an asynchronous {'bulk ' if agents & int(BULK) else ''}copy of {whom}"
+    elif agents:
+        whom = agent(record & int(THREAD))
+    if record >> STEP_SHIFT == PENDING and agents != int(ASYNCHRONOUS):
+        whom += ", not known to be complete,"
+    return whom

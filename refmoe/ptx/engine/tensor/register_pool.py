@@ -34,7 +34,7 @@ from refmoe.ptx.text.wgmma import WARPS
 Array = Any
 #: Registers of a multiprocessor, and those that a thread may have.
 REGISTERS, _MOST = 65536, 256
-#: Threads have a multiple of these.
+#: Threads have a multiple of these, and the assembler counts warps in fours: one for each part of a multiprocessor.
 _UNIT = 8
 
 
@@ -53,7 +53,7 @@ def registers_at_start(directives: Mapping[str, tuple[int, ...]]) -> tuple[int, 
     blocks = directives.get("minnctapersm", (0,))[0]
     for name in ("maxntid", "reqntid"):
         if blocks and (shape := directives.get(name)):
-            threads = -(-math.prod(shape) // 32) * 32
+            threads = -(-math.prod(shape) // (32 * WARPS)) * 32 * WARPS
             each = REGISTERS // (blocks * threads) // _UNIT * _UNIT
             known.append((each, f".minnctapersm {blocks} and .{name} {', '.join(map(str, shape))}"))
     if not known:
@@ -130,14 +130,16 @@ class RegisterPool:
             warp, instruction = self._asked.pop(cta)
             assert self._start is not None
             count, why = self._start
-            owned, began = int(self._owned[cta * each : (cta + 1) * each].sum()) * 32, count * each * 32
+            # Whether the pool has what warps of the last four would have had, nobody says: so it has.
+            owned = int(self._owned[cta * each : (cta + 1) * each].sum()) * 32
+            began = count * -(-each // WARPS) * WARPS * 32
             if owned <= began:
                 continue
             block, thread = machine.place_of(warp * 32)
             sentence = (
                 f"block {block} thread {thread} at {machine.describe(instruction)} waits for registers that nobody "
                 f"gives back: the warps of its block ask for {owned:,} in all, and began with {began:,}, "
-                f"{count} for each of {each * 32} threads ({why})"
+                f"{count} for each of {began // count} threads ({why})"
             )
             raise Deadlock(f"no lane can run:\n  {sentence}", waiting=(sentence,))
 
