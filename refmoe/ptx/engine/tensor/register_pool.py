@@ -34,8 +34,8 @@ from refmoe.ptx.text.wgmma import WARPS
 Array = Any
 #: Registers of a multiprocessor, and those that a thread may have.
 REGISTERS, _MOST = 65536, 256
-#: Threads have a multiple of these, and the assembler counts warps in fours: one for each part of a multiprocessor.
-_UNIT = 8
+#: Threads have a multiple of these. Each of so many parts of a multiprocessor has its share of registers and of warps.
+_UNIT, _PARTS = 8, 4
 
 
 def registers_at_start(directives: Mapping[str, tuple[int, ...]]) -> tuple[int, str] | None:
@@ -53,8 +53,8 @@ def registers_at_start(directives: Mapping[str, tuple[int, ...]]) -> tuple[int, 
     blocks = directives.get("minnctapersm", (0,))[0]
     for name in ("maxntid", "reqntid"):
         if blocks and (shape := directives.get(name)):
-            threads = -(-math.prod(shape) // (32 * WARPS)) * 32 * WARPS
-            each = REGISTERS // (blocks * threads) // _UNIT * _UNIT
+            warps = -(-blocks * -(-math.prod(shape) // 32) // _PARTS) * _PARTS
+            each = REGISTERS // (32 * warps) // _UNIT * _UNIT
             known.append((each, f".minnctapersm {blocks} and .{name} {', '.join(map(str, shape))}"))
     if not known:
         return None
