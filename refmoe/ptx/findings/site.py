@@ -99,9 +99,13 @@ class RaceSite:
 
     @property
     def crosses(self) -> bool:
-        """Whether a bulk copy comes behind an access of the generic proxy that nothing orders before it."""
+        """Whether a bulk copy comes behind a write of the generic proxy that nothing orders before it.
+
+        Over what was only read a copy needs no proxy fence.
+        """
         first = "" if self.earlier is None else self.earlier.opcode
-        return self.later.opcode.startswith(BULK[:2]) and bool(first) and not first.startswith((*BULK, "wgmma."))
+        copies = self.error.kind != "read-write" and self.later.opcode.startswith(BULK[:2])
+        return copies and bool(first) and not first.startswith((*BULK, "wgmma."))
 
     @property
     def _waited(self) -> bool:
@@ -148,7 +152,7 @@ class RaceSite:
             return LANES
         if self.crosses:
             return CROSSED
-        if relation in ("cluster", "grid", "block") and mixed(self):
+        if relation in ("cluster", "grid", "block") and mixed(self) and not self.later.opcode.startswith(BULK[:2]):
             return "strength: a plain access races with every access of another thread, strong ones too", MIXED
         return MISSING[relation], SECTIONS[relation]
 
