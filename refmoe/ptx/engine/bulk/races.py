@@ -413,17 +413,17 @@ def refuse_unfenced(
 
 
 def _apart(shadow: RaceShadow, at: Array, who: Array, records: Array) -> tuple[Array, Array, Array]:
-    """Records of slots `at` [n] and of copies of `who` [n]; in the place of each set a row for each of its records."""
+    """Records of slots `at` [n] and of copies of `who` [n]; in the place of sets a row for each of their records."""
     combined = shadow.combined
     if combined is None or not (sets := combined.are_sets(records)).any():
         return at, who, records
-    rows = [
-        (row, member)
-        for row, record in enumerate(records.tolist())
-        for member in (combined.members(record) if sets[row] else (record,))
-    ]
-    which = np.array([row for row, _ in rows], np.int64)
-    return at[which], who[which], np.array([member for _, member in rows], np.int64)
+    # Most slots of a copy have one set, so that each set is taken apart once for a lane.
+    where = np.flatnonzero(sets)
+    _, first = np.unique(np.stack([who, records], axis=1)[where], axis=0, return_index=True)
+    members = [(row, member) for row in where[first].tolist() for member in combined.members(int(records[row]))]
+    which = np.array([*np.flatnonzero(~sets).tolist(), *(row for row, _ in members)], np.int64)
+    found = np.array([*records[~sets].tolist(), *(member for _, member in members)], np.int64)
+    return at[which], who[which], found
 
 
 def _copied(shadow: RaceShadow, frame: Frame, records: Array, who: Array, flags: np.int64) -> Array:
