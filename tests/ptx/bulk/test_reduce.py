@@ -363,6 +363,27 @@ def test_a_copy_over_what_another_block_combined(combines: bool, fence: str) -> 
         launch(body, tile, there, grid=2)
 
 
+@pytest.mark.parametrize("fence", ["", "fence.proxy.async;"])
+def test_a_copy_over_what_several_blocks_combined(fence: str) -> None:
+    # Blocks 0 and 2 combine beside one another, and block 1 waits for both.
+    body = f"""
+        mov.u32 %r40, %ctaid.x; setp.ne.and.u32 %p8, %r40, 1, %p0; setp.eq.and.u32 %p9, %r40, 1, %p0;
+        {reduce("add", "u32", guard="@%p8")} {COMMIT} {WAIT}
+        @%p8 red.release.gpu.global.add.u32 [%d3+256], 1;
+        @!%p9 bra END;
+        AGAIN: ld.acquire.gpu.global.u32 %r46, [%d3+256]; setp.ne.u32 %p7, %r46, 2; @%p7 bra AGAIN;
+        {fence} cp.async.bulk.global.shared::cta.bulk_group [%d3], [%r8], 256;
+        END: {COMMIT} {WAIT}
+    """
+    tile, there = np.ones(64, np.uint32), np.zeros(68, np.uint32)
+    if fence:
+        launch(body, tile, there, grid=3)
+        assert there[:64].tolist() == [1] * 64
+        return
+    with pytest.raises(ptx.RaceError, match="proxy race on byte 0 of sums"):
+        launch(body, tile, there, grid=3)
+
+
 def test_copies_that_combine_in_another_width_than_one_before_them() -> None:
     # Elements of 64 bits, and behind them, in order, elements of 32 bits by both blocks.
     first = reduce("add", "u64", guard="@%p8") + COMMIT + WAIT
