@@ -48,6 +48,8 @@ def copies() -> Iterator[Program]:
     yield from async_copies()
     yield from bulk_loads()
     yield from bulk_stores()
+    yield from several_of_one_thread()
+    yield from several_of_two_threads()
 
 
 def _program(
@@ -322,3 +324,89 @@ def bulk_stores() -> Iterator[Program]:
             yield _program("bulk store", cause, three[: len(threads)], threads)
             if len(threads) == 2 and threads[1] != quiet:
                 yield _program("bulk store", cause, two, threads[::-1])
+
+
+def several_of_one_thread() -> Iterator[Program]:
+    """Two copies of one thread out of the same bytes, of which it waits for both, for one, or for none.
+
+    Then it, or another thread, writes the source. That both copies are of one thread must not hide which is complete.
+    """
+    waits = {"both": (0, 1), "the first": (0,), "the second": (1,), "none": ()}
+    for where, other, (waited, which) in itertools.product(("lanes", "warps"), (False, True), waits.items()):
+        two, meet = PLACES[where][:2], _meeting(where)
+        in_order = "in order, " if len(which) == 2 else ""
+        cause = f"{in_order}source written {'by another thread ' if other else ''}after the wait for {waited}"
+        loads = (Arrive(0, 16), BulkLoad(A, X, 0), Arrive(1, 16), BulkLoad(B, X, 1))
+        every = tuple(Wait(number, 0) for number in (0, 1))
+        chosen = tuple(every[number] for number in which)
+        # One behind the other: the second is issued when the first may be complete.
+        forms = {"": (), ", one behind the other": chosen[:1]} if 0 in which else {"": ()}
+        for form, between in forms.items():
+            issue: Several = (*loads[:2], *between, *loads[2:])
+            read = (Load("r0", A), Load("r1", B))
+            yield _program(
+                "two bulk loads",
+                cause + form,
+                two,
+                _written(issue + chosen, Store(X, 9), every + read, meet, other),
+                (1, 1),
+            )
+        if which == (1,):
+            # Groups are waited for in their order.
+            continue
+        left = 2 - len(which)
+        group, pair = WaitGroup(left), (AsyncCopy(A, X, 16), _COMMIT, AsyncCopy(B, X, 16), _COMMIT)
+        end: Several = (_ALL, Load("r0", A), Load("r1", B))
+        yield _program("two cp.async", cause, two, _written((*pair, group), Store(X, 9), end, meet, other))
+        narrow = (AsyncCopy(A, X, 8), _COMMIT, AsyncCopy(B, Address.of("x+4"), 4), _COMMIT)
+        over = Store(Address.of("x+4"), 9)
+        yield _program(
+            "two cp.async", f"{cause}, of two widths", two, _written((*narrow, group), over, end, meet, other)
+        )
+        stores = (BulkStore(Y, A), _BULK_COMMIT, BulkStore(Z, A), _BULK_COMMIT)
+        filled: Several = (Store(A, 5), ProxyFence(), *stores)
+        for reads in (False, True):
+            wait = WaitGroup(left, bulk=True, read=reads)
+            how = f"{cause}, which is for its read" if reads else cause
+            last: Several = (_BULK_ALL, Load("r0", Y), Load("r1", Z))
+            yield _program("two bulk stores", how, two, _written((*filled, wait), Store(A, 6), last, meet, other))
+
+
+def several_of_two_threads() -> Iterator[Program]:
+    """A copy of each of two threads out of the same bytes, one of which is waited for before these are written."""
+    for where, waiting in itertools.product(("lanes", "warps"), ((True, True), (True, False), (False, True))):
+        three = PLACES[where][:3]
+        meet = WarpSync(sum(1 << place.lane for place in three)) if where == "lanes" else Barrier(1, 3)
+        cause = "in order, both wait" if all(waiting) else f"thread {waiting.index(False)} does not wait"
+        forms: tuple[tuple[str, list[Several], list[Several], Address], ...] = (
+            ("cp.async", [(AsyncCopy(at, X, 16), _COMMIT) for at in (A, B)], [(_ALL,)] * 2, X),
+            (
+                "bulk load",
+                [(Arrive(number, 16), BulkLoad(at, X, number)) for number, at in enumerate((A, B))],
+                [(Wait(number, 0),) for number in (0, 1)],
+                X,
+            ),
+            ("bulk store", [(BulkStore(at, A), _BULK_COMMIT) for at in (Y, Z)], [(_BULK_READ,)] * 2, A),
+        )
+        for shape, copy, wait, source in forms:
+            end: list[Several] = [(_BULK_ALL,)] * 2 if shape == "bulk store" else wait
+            threads = tuple(
+                (*copy[number], *(wait[number] if waiting[number] else ()), meet, *end[number]) for number in (0, 1)
+            )
+            barriers = (1, 1) if shape == "bulk load" else ()
+            yield _program(f"two threads' {shape}", cause, three, (*threads, (meet, Store(source, 9))), barriers)
+
+
+def _meeting(where: str) -> Instruction:
+    """Where two threads meet."""
+    two = PLACES[where][:2]
+    return WarpSync(1 << two[0].lane | 1 << two[1].lane) if where == "lanes" else Barrier(1, 2)
+
+
+def _written(
+    before: Several, write: Instruction, after: Several, meet: Instruction, other: bool
+) -> tuple[Several, ...]:
+    """Two threads, of which one writes what is between `before` and `after` of the first: this one, or the other."""
+    if other:
+        return ((*before, meet, *after), (meet, write))
+    return ((*before, write, *after), (Fence("acq_rel", "cta"),))

@@ -6,6 +6,7 @@ each byte, the accesses of every thread that are not known to be followed by ano
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,6 +37,8 @@ _BY_ELEMENTS = -1
 Made = tuple[int, int, int]
 _AGENTS = int(ASYNCHRONOUS | BULK)
 _STRENGTH, _THREAD = int(STRENGTH), int(THREAD)
+# What of the records of a thread's copies is the same while they are under way.
+_COPY = _THREAD | _AGENTS
 # Accesses from which on all are asked for at once.
 _FEW = 4
 # Accesses that are asked for ahead, for all lanes of a step together.
@@ -76,6 +79,7 @@ class _Place:
     Attributes:
         begin, width: the bytes.
         writes, reads: by who did it.
+        under_way: how many copies are, by whether they write, and by what the records of all of one thread have.
         most_writes, most_reads: so many are kept before those are dropped that need not be: twice as many as the last
             time were left, so that each is looked at few times, however many threads there are.
     """
@@ -84,12 +88,31 @@ class _Place:
     width: int
     writes: _Held = field(default_factory=_Held)
     reads: _Held = field(default_factory=_Held)
+    under_way: Counter[tuple[bool, int]] = field(default_factory=Counter)
     most_writes: int = _MANY
     most_reads: int = _MANY
 
     def of(self, byte: int) -> _Place:
         """One of its bytes, as a place of its own."""
-        return replace(self, begin=byte, width=1, writes=_Held(self.writes), reads=_Held(self.reads))
+        held = _Held(self.writes), _Held(self.reads), Counter(self.under_way)
+        return replace(self, begin=byte, width=1, writes=held[0], reads=held[1], under_way=held[2])
+
+    def issue(self, writes: bool, record: int) -> None:
+        """A copy has that record from now on."""
+        self.under_way[writes, record & _COPY] += 1
+
+    def complete(self, writes: bool, record: int, whose: list[Who], after: int) -> None:
+        """A copy is complete: accesses of its thread, `whose`, have the record `after`, unless another one is not."""
+        table, copies = self.writes if writes else self.reads, (writes, record & _COPY)
+        # Of a box a part may lie outside the tensor, and was not read.
+        self.under_way[copies] = others = max(self.under_way[copies] - 1, 0)
+        for who in whose:
+            own = _owned(who, after)
+            if not others:
+                del table[who]
+            if not (others and own == who):
+                # Whoever comes after this one may not come after the other one.
+                table[own] = after
 
 
 class _Chain:
@@ -303,6 +326,8 @@ class ExactShadow(RaceShadow):
     def _enter(self, held: _Place, mine: Who, record: int, known: _Known, verb: Kind, alone: bool) -> None:
         """Keep an access of a place; `alone`: a weak write comes after all that is kept of it."""
         strength = mine[2]
+        if mine[1]:
+            held.issue(verb != "read", record)
         if verb == "read":
             if len(held.reads) > held.most_reads:
                 held.most_reads = self._drop_ordered(held.reads, strength, known)
@@ -388,6 +413,7 @@ class ExactShadow(RaceShadow):
                 mine = (first + lane, own[1] & agents, *own[2:])
                 self._refuse(frame, access, region, held, (begin, lane, record), mine, known, writes)
                 (held.writes if writes else held.reads)[own] = record
+                held.issue(writes, record)
 
     def put(self, index: Array, records: Array, width: int) -> None:
         """There are reads of `width` bytes at `index` [n] with `records` [n], which have been looked at."""
@@ -401,9 +427,8 @@ class ExactShadow(RaceShadow):
             found = map(self._places.get, range(begin, begin + span))
             for held in {id(each): each for each in found if each is not None}.values():
                 table = held.writes if writes else held.reads
-                for who in [who for who, record in table.items() if record == old]:
-                    del table[who]
-                    table[_owned(who, new)] = new
+                whose = [who for who, record in table.items() if record == old]
+                held.complete(writes, old, whose, new)
 
     def _is_certain(self, frame: Frame, lane: int, access: Accessing, record: int, mine: int, kind: str) -> bool:
         return True
@@ -484,11 +509,10 @@ class ExactShadow(RaceShadow):
         mine = self._mine(frame, lanes, WEAK)
         for begin, record in zip(index.tolist(), mine.tolist(), strict=True):
             for held in self._places_of(begin, access.width):
-                for table in (held.writes, held.reads):
-                    thread = record & _THREAD
-                    for who in [who for who in table if who[0] == thread and who[1] == int(ASYNCHRONOUS)]:
-                        del table[who]
-                        table[who[0], 0, 0, who[3], who[4]] = record
+                copy = record & _THREAD, int(ASYNCHRONOUS)
+                for writes, table in ((True, held.writes), (False, held.reads)):
+                    if whose := [who for who in table if who[:2] == copy]:
+                        held.complete(writes, sum(copy), whose, record)
 
     def touched(self) -> Iterator[tuple[int, Array, Array]]:
         """See `RaceShadow.touched`."""

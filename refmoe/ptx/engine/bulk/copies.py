@@ -402,8 +402,6 @@ class Bulk:
         reading, self._unread = _split(self._unread, limit)
         for flight in self._in_any_order(reading):
             self._unwritten.append(self._read(frame, flight))
-        if self.machine.clocks is not None:
-            self._still_reading(frame, reading)
         if reads_only:
             return
         writing, self._unwritten = _split(self._unwritten, limit)
@@ -418,16 +416,6 @@ class Bulk:
                 races.global_write_done(frame, flight.cut.access, region, index, who, flight.flags)
         if writing:
             self.machine.tick(self.machine.launch.clock + 1)
-
-    def _still_reading(self, frame: Frame, done: list[BulkStores]) -> None:
-        """Some stores have read: others of the same threads, in later groups, have not, be it the same bytes."""
-        for left in self._unread:
-            for other in done:
-                same = left.lanes[:, None] == other.lanes
-                apart = left.source[:, None] - other.source
-                which = (same & (apart < other.span) & (-apart < left.span)).any(axis=1)
-                if which.any():
-                    self._shadow.draining(frame, left.source[which], left.span, left.lanes[which])
 
     def _in_any_order(self, flights: list[BulkStores]) -> list[BulkStores]:
         """Stores of one group may be carried out in any order, those of an earlier one come first."""

@@ -65,12 +65,6 @@ class ExactBulkShadow(BulkShadow, ExactShadow):
             at, whose = self._cover(index, who, access.width)
             refuse_unfenced(self, frame, access, region, at, whose, frame.machine.clocks.has_crossed)
 
-    def draining(self, frame: Frame, first: Array, span: int, lanes: Array) -> None:
-        """See `BulkShadow.draining`."""
-        for begin, lane in zip(first.tolist(), lanes.tolist(), strict=True):
-            index, who = _chunks(begin, span, lane)
-            self.put(index, pending_records(frame, who), CHUNK)
-
     def drained(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array | None = None) -> None:
         """See `BulkShadow.drained`."""
         after = self._mine(frame, lanes, np.int64(0))

@@ -218,17 +218,16 @@ class BulkShadow(RaceShadow):
             index = used[one]
             _refuse_read(self, frame, access, region, index, np.full(len(index), lanes[one]), clocks.has_crossed)
         self._read_steps[lines, self.readers] = PENDING
-        self.draining(frame, first, span, lanes)
-
-    def draining(self, frame: Frame, first: Array, span: int, lanes: Array) -> None:
-        """Copies out of ranges have not read yet, beside others that nothing has ordered."""
         record, column = pending_records(frame, lanes), self._reads[self.readers]
         for row, slots in self.granules.ranges(first, span):
             column[slots] = self._beside(frame, column[slots], int(record[row]), int(lanes[row]))
 
     def _beside(self, frame: Frame, held: Array, mine: int, lane: int) -> Array | int:
-        """What stands for a read of a lane, and for those of `held` [n] that do not come before it."""
-        others = different(held[(held != 0) & (held != mine)]).tolist()
+        """What stands for a read of a lane, and for those of `held` [n] that do not come before it.
+
+        Another one of the same lane may be among these: each is complete by itself.
+        """
+        others = different(held[held != 0]).tolist()
         if all(self._comes_before(frame, lane, each) for each in others):
             return mine
         if self.combined is None:
@@ -472,17 +471,28 @@ def global_read(frame: Frame, access: Accessing, region: Region, index: Array, l
         shadow.begin(frame, access, region, index, lanes, pending_records(frame, lanes), access.width, writes=False)
         refuse_unfenced(shadow, frame, access, region, *shadow._cover(index, lanes, access.width), fenced)
         return
-    at, who = _refuse_read(shadow, frame, access, region, index, lanes, fenced)
-    last = shadow._reads[0, at]
-    known = np.flatnonzero(last)
-    shadow._reads[1, at[known]] = _displaced(frame, shadow, shadow._reads[1, at[known]], last[known], who[known])
-    shadow._reads[0, at] = pending_records(frame, who)
+    every, whose = _refuse_read(shadow, frame, access, region, index, lanes, fenced)
+    for which in _one_after_another(every, whose):
+        at, who = every[which], whose[which]
+        last = shadow._reads[0, at]
+        known = np.flatnonzero(last)
+        shadow._reads[1, at[known]] = _displaced(frame, shadow, shadow._reads[1, at[known]], last[known], who[known])
+        shadow._reads[0, at] = pending_records(frame, who)
+
+
+def _one_after_another(at: Array, who: Array) -> list[Array]:
+    """Positions of slots `at` [n] and of lanes `who` [n]: all, or those of each lane where two have one slot."""
+    lanes = different(who)
+    if len(lanes) == 1 or len(np.unique(at)) == len(np.unique(np.stack([at, who], axis=1), axis=0)):
+        return [np.arange(len(at))]
+    return [np.flatnonzero(who == lane) for lane in lanes]
 
 
 def _displaced(frame: Frame, shadow: RaceShadow, others: Array, last: Array, who: Array) -> Array:
     """What stands for `others` [n] and for the last readers `last` [n], whose place copies of `who` [n] take."""
     found: Array = last.copy()
-    apart = np.flatnonzero((others != 0) & (others != last))
+    # Two copies of one lane may be under way, and have one record.
+    apart = np.flatnonzero((others != 0) & ((others != last) | (last >> STEP_SHIFT == PENDING)))
     table, which = np.unique(np.stack([others, last, who], axis=1)[apart], axis=0, return_inverse=True)
     ordered = shadow.ordering(frame)
     for number, (other, one, lane) in enumerate(table.tolist()):
@@ -502,9 +512,10 @@ def global_read_done(frame: Frame, access: Accessing, region: Region, index: Arr
     who, own = (lanes, own) if row is None else (lanes[row], own[row])
     landed = agent_records(frame, who, own) + np.int64(frame.machine.clocks.now << STEP_SHIFT)
     pending = pending_records(frame, who)
-    for column in shadow._reads:
-        mine = np.flatnonzero(column[at] == pending)
-        column[at[mine]] = landed[mine]
+    # Where two copies of one lane are under way, one of both columns is of the other one.
+    found = shadow._reads[:, at] == pending
+    for column, mine in ((1, found[1]), (0, found[0] & ~found[1])):
+        shadow._reads[column, at[mine]] = landed[mine]
 
 
 def combining(region: Region, index: Array, width: int, element: int) -> np.int64:
@@ -586,9 +597,7 @@ def _combine(frame: Frame, shadow: RaceShadow, at: Array, who: Array, pending: A
     """Copies of `who` [n] will combine what they bring with what is at slots `at` [n], as others may."""
     if shadow.combined is None:
         shadow.combined = Combined()
-    for lane in np.unique(who).tolist():
-        # One after another: copies of one instruction may meet.
-        mine = np.flatnonzero(who == lane)
+    for mine in _one_after_another(at, who):
         slots = at[mine]
         last = shadow._writes[slots]
         copies = shadow.combined.are_copies(last)
