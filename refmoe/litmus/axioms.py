@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from refmoe.litmus import relations
-from refmoe.litmus.events import Cell, Event, Memory, Way, join, split, ways
+from refmoe.litmus.events import Cell, Event, Memory, Sum, Way, join, split, ways
 from refmoe.litmus.program import Program
 from refmoe.litmus.relations import Relation, closed, closed_with, cyclic, has, members
 from refmoe.litmus.strength import (
@@ -200,6 +200,8 @@ class _Attempt:
         for event in way.events:
             if isinstance(event.written, tuple):
                 self.depends[event.index] |= {event.written[1]}
+            elif isinstance(event.written, Sum):
+                self.depends[event.index] |= {event.written.event}
 
     # ---- reads-from --------------------------------------------------------------------------------------------
 
@@ -333,6 +335,9 @@ class _Attempt:
             value = event.written
             if isinstance(value, tuple):
                 found = read_value(value[1])
+            elif isinstance(value, Sum):
+                mine, other = read_value(index), read_value(value.event)
+                found = None if mine is None or other is None else value.of(mine, other)
             else:
                 found = value if isinstance(value, int) else read_value(index)
                 if found is not None and not isinstance(value, int):
@@ -437,10 +442,8 @@ class _Attempt:
             # PTX ISA, cp.async.bulk: its completion is followed by an implicit proxy fence, and nothing but the
             # completion orders a copy before anything.
             return True
-        if not other.writes or not one.writes:
-            needs = other.reads or self.judge.reading.read_then_bulk_write_needs_fence
-            if not needs:
-                return True
+        if not one.writes and not self.judge.reading.read_then_bulk_write_needs_fence:
+            return True
         # 2022, `proxy_preserved_cause_base`: a proxy fence of the CTA of the operation in the other proxy lies between.
         return any(
             fence.proxy_fence
@@ -632,6 +635,8 @@ class _Attempt:
         written = event.written
         if isinstance(written, tuple):
             value = values[written[1]]
+        elif isinstance(written, Sum):
+            value = written.of(values[index], values[written.event])
         else:
             value = written if isinstance(written, int) else written(values[index])
         return split(value, event.cells)[event.cells.index(cell)]

@@ -275,8 +275,9 @@ class KernelWriter:
                 f"{self._at(each.to)}, {self._at(each.source)}, {each.width}, {self._mbarrier(each.mbarrier)};"
             )
         else:
+            opcode, adds = ("cp.reduce.async.bulk", ".add.u32") if each.adds else ("cp.async.bulk", "")
             self._add(
-                "cp.async.bulk.global.shared::cta.bulk_group "
+                f"{opcode}.global.shared::cta.bulk_group{adds} "
                 f"{self._at(each.to)}, {self._at(each.source)}, {each.width};"
             )
 

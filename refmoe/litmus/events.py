@@ -49,6 +49,8 @@ from refmoe.litmus.program import (
     walk,
 )
 
+# Bytes of an element of a bulk copy that adds.
+_WORD = 4
 FenceOrder = Literal["", "acq_rel", "acquire", "release", "sc"]
 Proxy = Literal["generic", "async", "texture"]
 
@@ -78,8 +80,25 @@ class Condition:
     holds: Callable[[int], bool]
 
 
-#: What an event writes: a constant; what another event read; a function of what it read itself.
-Written = int | tuple[Literal["read by"], int] | Callable[[int], int]
+@dataclass(frozen=True)
+class Sum:
+    """What an event reads itself, and a word of what another one read.
+
+    Attributes:
+        event: the other one.
+        word: which of the words of 4 bytes that it read.
+    """
+
+    event: int
+    word: int
+
+    def of(self, mine: int, other: int) -> int:
+        """The sum of both, modulo 2^32."""
+        return mine + (other >> 8 * _WORD * self.word) & (1 << 8 * _WORD) - 1
+
+
+#: What an event writes: a constant; what another event read; a function of what it read itself; a sum of both.
+Written = int | tuple[Literal["read by"], int] | Callable[[int], int] | Sum
 
 
 @dataclass(frozen=True)
@@ -224,6 +243,9 @@ class Memory:
                 elif isinstance(each, AsyncCopy | BulkLoad | BulkStore):
                     source, to = self._cut(each.source, cta, each.width), self._cut(each.to, cta, each.width)
                     links.append((source, each.source.offset, to, each.to.offset, each.width))
+                    if isinstance(each, BulkStore) and each.adds:
+                        # Each element is an operation of its own.
+                        self._cuts[to].update(range(each.to.offset, each.to.offset + each.width, _WORD))
         changed = True
         while changed:
             # A cut in what a copy reads is a cut in what it writes, and the other way round.
@@ -565,11 +587,18 @@ class _Builder:
         proxy: Proxy = "generic" if isinstance(each, AsyncCopy) else "async"
         read = self._add(replace(later, cells=source, reads=True, proxy=proxy), control)
         write = replace(later, cells=target, writes=True, written=("read by", read.index), proxy=proxy)
-        write = self._add(write, control)
-        self.way.issued += [(issue.index, read.index), (issue.index, write.index)]
+        writes = [write]
+        if isinstance(each, BulkStore) and each.adds:
+            # PTX ISA, cp.reduce.async.bulk: each of its operations has .relaxed.gpu by itself.
+            words = (self.memory.cells(each.to.behind(at), cta, _WORD) for at in range(0, each.width, _WORD))
+            adds = replace(write, reads=True, atomic=True, reduction=True, strong=True, scope="gpu")
+            writes = [replace(adds, cells=cells, written=Sum(read.index, number)) for number, cells in enumerate(words)]
+        writes = [self._add(each_, control) for each_ in writes]
+        self.way.issued += [(issue.index, read.index), *((issue.index, each_.index) for each_ in writes)]
         # The loads and stores of one copy are ordered with respect to each other (8.9.1.1).
-        self.way.order.append((read.index, write.index))
+        self.way.order += [(read.index, each_.index) for each_ in writes]
         if isinstance(each, BulkLoad):
+            (write,) = writes
             done = self._add(self._on_mbarrier(later, each.mbarrier, 0, -each.width), control)
             # PTX ISA, cp.async.bulk: the complete-tx has .release at .cluster scope.
             self.way.events[done.index] = replace(done, scope="cluster")
@@ -577,8 +606,8 @@ class _Builder:
             self.way.order.append((write.index, done.index))
         else:
             if isinstance(each, AsyncCopy):
-                self.copies += [read.index, write.index]
-            self.groups[isinstance(each, BulkStore)][-1].append((read.index, write.index))
+                self.copies += [read.index, writes[0].index]
+            self.groups[isinstance(each, BulkStore)][-1] += [(read.index, each_.index) for each_ in writes]
         return issue
 
     def _arrival(self, plain: Event, key: tuple[str, int, int, int], control: frozenset[int], arrive: bool) -> Event:

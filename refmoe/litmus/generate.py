@@ -1,9 +1,9 @@
 """Litmus programs by seed: the systematic ones first, then random ones, each with its verdict.
 
 The systematic ones are `classical` shapes, shapes with atomics, message passing, what CUDA programmers write, fences of
-unlike scopes, what only shows afterwards, and asynchronous copies. Random ones are systematic ones with an instruction
-left out, moved or changed, and small programs drawn from scratch: of whatever there is, or of strong accesses that
-contend.
+unlike scopes, what only shows afterwards, asynchronous copies, and such that add. Random ones are systematic ones with
+an instruction left out, moved or changed, and small programs drawn from scratch: of whatever there is, or of strong
+accesses that contend.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import get_args
 
+from refmoe.litmus.additions import additions
 from refmoe.litmus.afterwards import afterwards
 from refmoe.litmus.atomics import atomics
 from refmoe.litmus.axioms import TooLarge, judge
@@ -56,6 +57,7 @@ def systematic() -> Iterator[Program]:
     """Every systematic program, with repetitions."""
     yield from patterns()
     yield from copies()
+    yield from additions()
     yield from meetings()
     yield from messages()
     yield from chains()

@@ -351,6 +351,10 @@ class _Machine:
                 return None
             return self._arrived(replace(state, copies=left), thread, each.mbarrier, 1, 0)
         value = self._read(state, each.source, each.width, thread)
+        if isinstance(each, BulkStore) and each.adds:
+            held = self._read(state, each.to, each.width, thread)
+            words = ((held >> at) + (value >> at) & 0xFFFFFFFF for at in range(0, 8 * each.width, 32))
+            value = sum(word << 32 * number for number, word in enumerate(words))
         state = self._written(replace(state, copies=left), each.to, each.width, thread, value)
         return self._arrived(state, thread, each.mbarrier, 0, -each.width) if isinstance(each, BulkLoad) else state
 

@@ -51,6 +51,10 @@ class Address:
                 return cls(space, names.index(name) * VARIABLE_BYTES + int(offset or 0))
         raise ProgramError(f"no variable {name!r}; there are {', '.join(VARIABLES.values())}")
 
+    def behind(self, count: int) -> Address:
+        """The address so many bytes behind it."""
+        return Address(self.space, self.offset + count)
+
     def __str__(self) -> str:
         variable, offset = divmod(self.offset, VARIABLE_BYTES)
         name = VARIABLES[self.space][variable]
@@ -272,14 +276,22 @@ class BulkLoad:
 
 @dataclass(frozen=True)
 class BulkStore:
-    """`cp.async.bulk` of 16 bytes from shared to global memory, in a bulk group."""
+    """`cp.async.bulk` of 16 bytes from shared to global memory, in a bulk group.
+
+    Attributes:
+        to, source: where.
+        width: bytes.
+        adds: it is `cp.reduce.async.bulk` with `.add.u32`, which adds each of four words to what is there.
+    """
 
     to: Address
     source: Address
     width: int = 16
+    adds: bool = False
 
     def __str__(self) -> str:
-        return f"cp.async.bulk [{self.to}], [{self.source}], {self.width}"
+        opcode = "cp.reduce.async.bulk.add" if self.adds else "cp.async.bulk"
+        return f"{opcode} [{self.to}], [{self.source}], {self.width}"
 
 
 @dataclass(frozen=True)

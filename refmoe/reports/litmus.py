@@ -19,8 +19,8 @@ PROGRAMS = 100
 
 # What decides which programs run, what PTX says of them, and what a GPU is given.
 _SOURCES = (
-    "afterwards", "atomics", "axioms", "copies", "emit", "events", "fenced", "generate", "idioms", "interleave",
-    "meetings", "passing", "program", "relations", "shapes", "strength", "stressed", "verdict",
+    "additions", "afterwards", "atomics", "axioms", "copies", "emit", "events", "fenced", "generate", "idioms",
+    "interleave", "meetings", "passing", "program", "relations", "shapes", "strength", "stressed", "verdict",
 )  # fmt: skip
 _NAMED = 5
 #: Outcomes that a row spells out.

@@ -286,6 +286,10 @@ FAULTS: dict[str, Patch] = {
     "bulk copies are generic": each_event(
         lambda event: replace(event, proxy="generic") if event.proxy == "async" else event
     ),
+    "bulk additions are weak": each_event(
+        lambda event: replace(event, strong=event.strong and event.proxy == "generic")
+    ),
+    "bulk additions are of 16 bytes": without_order(lambda one, other: getattr(one.written, "word", 0) == 3),
     "ld.global.nc is a weak load": each_event(
         lambda event: replace(event, proxy="generic") if event.proxy == "texture" else event
     ),

@@ -43,6 +43,11 @@ RESULTS = [
         "0.0.0: st.weak a 9; proxyfence; bulkstore x a; bulkcommit; bulkwait 0; ld.weak r0 x | 0.1.0: ld.weak r0 y",
         (9, 0, 9, 0, 0),
     ),
+    (
+        "[x=5] 0.0.0: st.weak a 9; st.weak b+8 4294967295; proxyfence; bulkadd x a; bulkcommit; bulkadd x b; "
+        "bulkcommit; bulkadd x a; bulkcommit; bulkwait 0; ld.weak r0 x; ld.weak r1 x+8 | 0.1.0: ld.weak r0 y",
+        (23, 4294967295, 0, 23, 0, 4294967295, 0, 0),
+    ),
     ("0.0.0: st.weak a 3; bar.sync 1 2 | 0.1.0: bar.sync 1 2; ld.weak r0 a; st.weak x r0", (3, 3)),
     ("0.0.0: st.weak a 3; warpsync 3 | 0.0.1: warpsync 3; ld.weak r0 a", (3,)),
     ("0.0.0: st.weak a 513; arrive 0 | 0.1.0: wait 0 0; ld.weak r0 a+1 :1", (2,)),

@@ -370,7 +370,7 @@ class CopyAsync:
         machine.tracer.copies("copy", self.instruction, lanes, sizes if len(sizes) > 1 else counts[0])
         region, _, index = next(self.target._parts(frame, to, lanes))
         if region.shadow is not None:
-            shadow_of(region).copy(frame, self.target, region, index, lanes)
+            shadow_of(region).copy(frame, self.target, region, index, lanes, in_group=True)
         index = np.ascontiguousarray(index, np.int64)
         copies = machine.part(Copies)
         native.functions().poison(*copies.address_of(region), index.ctypes.data, len(index), width)

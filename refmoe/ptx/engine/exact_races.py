@@ -37,6 +37,8 @@ _BY_ELEMENTS = -1
 Made = tuple[int, int, int]
 _AGENTS = int(ASYNCHRONOUS | BULK)
 _STRENGTH, _THREAD = int(STRENGTH), int(THREAD)
+# In the place of the agent of a read that may happen at any time: no copy's, and its thread's plain accesses neither.
+_NEVER = -1
 # What of the records of a thread's copies is the same while they are under way.
 _COPY = _THREAD | _AGENTS
 # Accesses from which on all are asked for at once.
@@ -79,7 +81,8 @@ class _Place:
     Attributes:
         begin, width: the bytes.
         writes, reads: by who did it.
-        under_way: how many copies are, by whether they write, and by what the records of all of one thread have.
+        under_way: of copies that will be complete, how many are not, by whether they write and by what the records of
+            all of one lane, or of one barrier in memory, have.
         most_writes, most_reads: so many are kept before those are dropped that need not be: twice as many as the last
             time were left, so that each is looked at few times, however many threads there are.
     """
@@ -94,25 +97,28 @@ class _Place:
 
     def of(self, byte: int) -> _Place:
         """One of its bytes, as a place of its own."""
-        held = _Held(self.writes), _Held(self.reads), Counter(self.under_way)
-        return replace(self, begin=byte, width=1, writes=held[0], reads=held[1], under_way=held[2])
+        apart = _Held(self.writes), _Held(self.reads)
+        return replace(self, begin=byte, width=1, writes=apart[0], reads=apart[1], under_way=Counter(self.under_way))
 
     def issue(self, writes: bool, record: int) -> None:
-        """A copy has that record from now on."""
+        """A copy has that record until it is complete."""
         self.under_way[writes, record & _COPY] += 1
 
     def complete(self, writes: bool, record: int, whose: list[Who], after: int) -> None:
-        """A copy is complete: accesses of its thread, `whose`, have the record `after`, unless another one is not."""
+        """A copy of that record is complete: what it did, `whose`, has the record `after`."""
         table, copies = self.writes if writes else self.reads, (writes, record & _COPY)
-        # Of a box a part may lie outside the tensor, and was not read.
-        self.under_way[copies] = others = max(self.under_way[copies] - 1, 0)
+        self.under_way[copies] -= 1
+        others = self.under_way[copies] > 0
+        if not others:
+            del self.under_way[copies]
         for who in whose:
             own = _owned(who, after)
             if not others:
                 del table[who]
-            if not (others and own == who):
-                # Whoever comes after this one may not come after the other one.
-                table[own] = after
+            elif own == who:
+                # What is known of both has one place: of them, of the one under way.
+                continue
+            table[own] = after
 
 
 class _Chain:
@@ -326,8 +332,6 @@ class ExactShadow(RaceShadow):
     def _enter(self, held: _Place, mine: Who, record: int, known: _Known, verb: Kind, alone: bool) -> None:
         """Keep an access of a place; `alone`: a weak write comes after all that is kept of it."""
         strength = mine[2]
-        if mine[1]:
-            held.issue(verb != "read", record)
         if verb == "read":
             if len(held.reads) > held.most_reads:
                 held.most_reads = self._drop_ordered(held.reads, strength, known)
@@ -469,6 +473,24 @@ class ExactShadow(RaceShadow):
             return
         flags = ASYNCHRONOUS if asynchronous else self._strength(access)
         self._each(frame, access, region, index, lanes, flags, "read")
+        if asynchronous:
+            self._issue(frame, access, index, lanes, writes=False)
+
+    def copy(
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, strong: bool = False,
+        in_group: bool = False,
+    ) -> None:  # fmt: skip
+        """See `RaceShadow.copy`."""
+        super().copy(frame, access, region, index, lanes, strong, in_group)
+        if in_group:
+            self._issue(frame, access, index, lanes, writes=True)
+
+    def _issue(self, frame: Frame, access: Accessing, index: Array, lanes: Array, writes: bool) -> None:
+        """Copies are issued for which `lanes` [n] will have `waited`."""
+        mine = self._mine(frame, lanes, ASYNCHRONOUS)
+        for begin, record in zip(index.tolist(), mine.tolist(), strict=True):
+            for held in self._places_of(begin, access.width):
+                held.issue(writes, record)
 
     def _read_non_coherent(self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array) -> None:
         mine = never(self._mine(frame, lanes, WEAK))
@@ -476,7 +498,7 @@ class ExactShadow(RaceShadow):
             for held in self._places_of(begin, access.width):
                 for other in held.writes.values():
                     self._report(frame, access, region, held.begin, lane, other, "non-coherent", "", record)
-                held.reads[record & _THREAD, int(ASYNCHRONOUS), 0, begin, access.width] = record
+                held.reads[record & _THREAD, _NEVER, 0, begin, access.width] = record
 
     def before_write(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, words: Array
@@ -509,10 +531,10 @@ class ExactShadow(RaceShadow):
         mine = self._mine(frame, lanes, WEAK)
         for begin, record in zip(index.tolist(), mine.tolist(), strict=True):
             for held in self._places_of(begin, access.width):
-                copy = record & _THREAD, int(ASYNCHRONOUS)
+                thread = record & _THREAD
                 for writes, table in ((True, held.writes), (False, held.reads)):
-                    if whose := [who for who in table if who[:2] == copy]:
-                        held.complete(writes, sum(copy), whose, record)
+                    if whose := [who for who in table if who[:2] == (thread, int(ASYNCHRONOUS))]:
+                        held.complete(writes, thread | int(ASYNCHRONOUS), whose, record)
 
     def touched(self) -> Iterator[tuple[int, Array, Array]]:
         """See `RaceShadow.touched`."""

@@ -447,11 +447,12 @@ class RaceShadow:
             self._report(frame, access, region, int(index[at]), lanes[at], mine[one[row]], "write-write")
 
     def copy(
-        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, strong: bool = False
-    ) -> None:
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, strong: bool = False,
+        in_group: bool = False,
+    ) -> None:  # fmt: skip
         """A copy to here is issued: it must not race with an earlier access. What it will write is not known yet.
 
-        `strong`: it is an atomic, which does not race with others.
+        `strong`: it is an atomic, which does not race with others. `in_group`: its lane will have `waited` for it.
         """
         self.note(frame, access, region, index, lanes, access.width, "write")
         flags = self._flags(access, index) if strong else WEAK

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from support.ptx_bulk import FENCE, Tensor, fill, run
+from support.ptx_bulk import store as boxed
 
 import refmoe
 from refmoe import ptx
@@ -92,6 +94,20 @@ def wait(barriers: Sequence[int], label: str, parity: int = 0) -> str:
     )
 
 
+def suspected(tile: str, barriers: str, first: int) -> str:
+    """Reads of byte 256 that arrive at two barriers before it is written: one record cannot tell, so that all are kept.
+
+    `first`: byte of the first of both barriers. %p2: threads 0 and 1; %p3: thread 32.
+    """
+    arrive = "mbarrier.arrive.shared::cta.b64 _,"
+    return f"""@%p2 ld.shared.u32 %r9, [{tile}+256]; setp.eq.u32 %p6, %r1, 1;
+        @%p0 {arrive} [{barriers}+{first}]; @%p6 {arrive} [{barriers}+{first + 8}];
+    S0: mbarrier.try_wait.parity.shared::cta.b64 %p9, [{barriers}+{first}], 0; @!%p9 bra S0;
+    S1: mbarrier.try_wait.parity.shared::cta.b64 %p9, [{barriers}+{first + 8}], 0; @!%p9 bra S1;
+        @%p3 st.shared.u32 [{tile}+256], 3; bar.sync 0;
+    """
+
+
 def launch(body: str, schedules: int | None = None) -> list[np.ndarray]:
     buffers = [np.ones(128, np.uint32) for _ in range(3)]
     refmoe.run_ptx(TEXT.format(body=body), grid=1, block=64, args=buffers, schedules=schedules)
@@ -147,6 +163,14 @@ def test_loads_of_two_lanes_by_one_instruction(writer: int, waited: tuple[int, .
 def test_copies_out_of_shared_memory(waited: tuple[int, ...]) -> None:
     issued = copy_in_shared_memory(128, 0, 0) + copy_in_shared_memory(256, 0, 1)
     judge(issued + wait(waited, "W") + "@%p0 st.shared.u32 [%r4+64], 7;" + wait((0, 1), "E"), waited == (0, 1))
+
+
+def test_what_has_landed_beside_what_is_under_way() -> None:
+    # Thread 32 knows the end of the first copy alone, though the second one landed before.
+    issued = copy_in_shared_memory(128, 0, 0) + copy_in_shared_memory(256, 0, 1)
+    first = "@!%p0 bra OTHER;" + wait((1,), "W") + "st.relaxed.gpu.global.u32 [%d1], 7; bra END; OTHER: @!%p1 bra END;"
+    poll = "POLL: ld.relaxed.gpu.global.u32 %r9, [%d1]; setp.ne.u32 %p5, %r9, 7; @%p5 bra POLL;"
+    judge(issued + first + poll + wait((0,), "E") + "st.shared.u32 [%r4+64], 7;", False)
 
 
 @SOME
@@ -231,8 +255,72 @@ def test_a_copy_behind_one_that_is_complete() -> None:
     judge(body, True)
 
 
-def test_thousands_of_stores_of_one_source() -> None:
-    """As zeros are written: nothing grows with their number."""
-    stores = f"""mov.u32 %r10, 0;
+def test_a_thousand_additions_of_one_source() -> None:
+    """Nothing grows with their number."""
+    adds = f"""mov.u32 %r10, 0;
     NEXT: {combine(0)} add.u32 %r10, %r10, 1; setp.lt.u32 %p5, %r10, 1000; @%p5 bra NEXT;"""
-    assert launch(stores + DONE)[0][:33].tolist() == [1001] * 32 + [1]
+    assert launch(adds + DONE)[0][:33].tolist() == [1001] * 32 + [1]
+
+
+@pytest.mark.parametrize("missing", [None, 0, 1, 2, 3])
+def test_loads_of_four_lanes_by_one_instruction(missing: int | None) -> None:
+    waited = [number for number in range(4) if number != missing]
+    body = (
+        "setp.lt.u32 %p2, %r1, 4; shl.b32 %r10, %r1, 7; add.u32 %r10, %r10, %r4; shl.b32 %r11, %r1, 3;"
+        "add.u32 %r11, %r11, %r3; @%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r11], 128;"
+        "@%p2 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r10], [%d0], 128, [%r11];"
+        + wait(waited, "W")
+        + "@%p1 st.global.u32 [%d0+64], 7;"
+        + wait(range(4), "E")
+    )
+    judge(body, missing is None)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_part_of_a_box_that_is_not_in_the_tensor(left: int) -> None:
+    """The end of a copy is no end of what it did not read: of four rows of its box two lie outside the tensor."""
+    tensor = Tensor("u8", 8, (64, 2), (64,), (32, 4), (1, 1))
+    memory = ptx.DeviceMemory()
+    target, source = ptx.Buffer(np.zeros(256, np.uint8), "target"), ptx.Buffer(np.ones(512, np.uint8), "source")
+    address = memory.place(target)
+    body = (
+        fill(512)
+        + "@%p0 mbarrier.init.shared::cta.b64 [%r7+8], 1; @%p0 mbarrier.init.shared::cta.b64 [%r7+16], 1;"
+        + FENCE
+        + "bar.sync 0; setp.lt.u32 %p2, %r1, 2; setp.eq.u32 %p3, %r1, 32;"
+        + suspected("%r8", "%r7", 8)
+        + boxed(2)
+        + COMMIT
+        + f"@%p0 cp.async.bulk.global.shared::cta.bulk_group [%d0+128], [%r8], 128; {COMMIT}"
+        + f"@%p0 cp.async.bulk.wait_group.read {left}; @%p0 st.shared.u8 [%r8+96], 9; {DONE}"
+    )
+    arguments = {"tensor_map": tensor.encode(address), "coordinates": (0, 0), "memory": memory}
+    if left:
+        with pytest.raises(ptx.RaceError, match="read-write race on byte 96"):
+            run(body, source, **arguments)
+    else:
+        run(body, source, **arguments)
+
+
+def test_a_copy_behind_a_store_that_a_barrier_counts() -> None:
+    body = (
+        "setp.eq.u32 %p3, %r1, 32;"
+        + suspected("%r4", "%r3", 16)
+        + "mapa.shared::cluster.u32 %r12, %r4, 0; mapa.shared::cluster.u32 %r13, %r3, 0;"
+        + expect(0, 4)
+        + "@%p0 st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r12], 5, [%r13];"
+        + wait((0,), "W")
+        + "bar.sync 0;"
+        + copy_16(0)
+        + "cp.async.wait_group 0; bar.sync 0;"
+        + RESULT.format(at=0)
+    )
+    launch(body)
+
+
+def test_a_copy_of_what_a_non_coherent_load_reads() -> None:
+    # PTX ISA, `ld.global.nc`: nothing orders what it reads before a write of the same grid.
+    load_ = "@%p0 ld.global.nc.u32 %r14, [%d0]; @%p0 st.global.u32 [%d2], %r14;"
+    copied = copy_16(0, 0, 4) + "cp.async.wait_group 0;"
+    for body in (load_, load_ + copied, copied + load_):
+        judge(body + "bar.sync 0; @%p1 st.global.u32 [%d0], 7;", False)

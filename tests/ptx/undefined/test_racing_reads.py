@@ -300,6 +300,12 @@ def test_reads_before_the_last_one_race_too() -> None:
     refused(body.format(kept="lt"))
 
 
+def test_a_read_that_nobody_uses_hides_no_non_coherent_one() -> None:
+    body = PLACES + "ld.global.u32 %r5, [%d5]; {0} add.u32 %r10, %r1, 100; st.global.u32 [%d4], %r10; ret;"
+    warned(body.format(""))
+    refused(body.format("ld.global.nc.u32 %r13, [%d5]; st.global.u32 [%d3], %r13;"))
+
+
 # Parts of what is read
 
 

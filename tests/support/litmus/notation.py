@@ -139,7 +139,8 @@ def _instruction(text: str) -> Instruction:
     return Wait(int(operands[0]), int(operands[1]))
 
 
-#: Barriers in memory and copies: `arrive 0`, `expect 0 16`, `copy a x 4`, `bulkload a x 0`, `bulkstore y a`.
+#: Barriers in memory and copies: `arrive 0`, `expect 0 16`, `copy a x 4`, `bulkload a x 0`, `bulkstore y a`,
+#: `bulkadd y a`.
 _COPIES: dict[str, Callable[..., Instruction]] = {
     "arrive": lambda number: Arrive(int(number)),
     "expect": lambda number, count: Arrive(int(number), int(count)),
@@ -149,6 +150,7 @@ _COPIES: dict[str, Callable[..., Instruction]] = {
     "copyarrive": lambda number: AsyncArrive(int(number)),
     "bulkload": lambda to, source, number: BulkLoad(Address.of(to), Address.of(source), int(number)),
     "bulkstore": lambda to, source: BulkStore(Address.of(to), Address.of(source)),
+    "bulkadd": lambda to, source: BulkStore(Address.of(to), Address.of(source), adds=True),
     "bulkcommit": lambda: CommitGroup(bulk=True),
     "bulkwait": lambda pending: WaitGroup(int(pending), bulk=True),
     "bulkread": lambda pending: WaitGroup(int(pending), bulk=True, read=True),

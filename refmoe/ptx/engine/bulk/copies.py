@@ -13,6 +13,7 @@ changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
@@ -116,6 +117,12 @@ class BulkLoads:
     maps: tuple[MapRead | None, ...] = ()
     flags: np.int64 = WEAK
 
+    def reads(self, shared: Region) -> tuple[Array, Array, int]:
+        """(lanes [n], first bytes [n], bytes) of what is read of shared memory."""
+        if self.cut.region is not shared:
+            return self.lanes[:0], self.target[:0], 0
+        return self.lanes, self.cut.index[:, 0], self.span
+
     def some(self, which: Array) -> BulkLoads:
         """The loads at which bool [n] is on."""
         return replace(
@@ -165,6 +172,15 @@ class BulkStores:
         first = np.zeros(len(rows), bool)
         first[np.unique(rows, axis=0, return_index=True)[1]] = True
         return first
+
+    def reads(self, shared: Region) -> tuple[Array, Array, int]:
+        """See `BulkLoads.reads`."""
+        return self.lanes, self.source, self.span
+
+    def used(self) -> list[Array]:
+        """Byte indices of the words of shared memory that each reads: of a box those that lie in the tensor."""
+        every, inside = self.source[:, None] + self.cut.place, self.cut.inside
+        return list(every) if inside is None else [row[on] for row, on in zip(every, inside, strict=True)]
 
     def some(self, which: Array) -> BulkStores:
         """The stores at which bool [n] is on."""
@@ -267,6 +283,7 @@ class Bulk:
             _poison(shared, flight.target, flight.span)
         if machine.lands_at_once():
             self._land(frame, flight)
+            self._still_reading(frame, [flight])
             machine.part(Mbarriers).landed(frame, flight.ids, flight.bytes, flight.instruction)
         else:
             self.loads.append(flight)
@@ -309,7 +326,7 @@ class Bulk:
         wanted = np.zeros(len(transactions), bool)
         wanted[ids] = True
         touched = np.zeros(len(transactions), bool)
-        left = []
+        left, landed = [], []
         for flight in self.loads:
             which = wanted[flight.ids] & (transactions[flight.ids] > 0)
             if not which.any():
@@ -322,7 +339,9 @@ class Bulk:
             self._land(frame, part)
             np.add.at(transactions, part.ids, -part.bytes)
             touched[part.ids] = True
+            landed.append(part)
         self.loads = left
+        self._still_reading(frame, landed)
         return touched
 
     def _land(self, frame: Frame, flight: BulkLoads) -> None:
@@ -340,7 +359,8 @@ class Bulk:
                 MapReads.landed(flight.maps, landed)
             self._shadow.filled(frame, flight.target, flight.span, flight.lanes, own, flight.flags)
             if cut.region is shared:
-                self._shadow.drained(frame, cut.index[:, 0], flight.span, flight.lanes, own)
+                used = list(cut.index)
+                self._shadow.drained(frame, cut.access, cut.index[:, 0], flight.span, flight.lanes, used, own)
             elif cut.region is not None and cut.region.shadow is not None:
                 agents = cut.chosen(own)[1]
                 races.global_read_done(frame, cut.access, cut.region, *cut.chosen(flight.lanes), agents)
@@ -364,10 +384,7 @@ class Bulk:
         index, who = flight.read()
         flight.access._check_valid(frame, shared, index, who)
         if machine.clocks is not None:
-            used = flight.source[:, None] + flight.cut.place
-            inside = flight.cut.inside
-            rows = list(used) if inside is None else [row[on] for row, on in zip(used, inside, strict=True)]
-            self._shadow.drain(frame, flight.access, shared, flight.source, flight.span, flight.lanes, rows)
+            self._shadow.drain(frame, flight.access, shared, flight.source, flight.span, flight.lanes, flight.used())
             region = flight.cut.region
             if region is not None and region.shadow is not None:
                 many = flight.reduction is None and flight.lanes.size > 1
@@ -402,6 +419,7 @@ class Bulk:
         reading, self._unread = _split(self._unread, limit)
         for flight in self._in_any_order(reading):
             self._unwritten.append(self._read(frame, flight))
+        self._still_reading(frame, reading)
         if reads_only:
             return
         writing, self._unwritten = _split(self._unwritten, limit)
@@ -414,8 +432,39 @@ class Bulk:
             if region is not None and region.shadow is not None:
                 index, who = flight.cut.chosen(flight.lanes)
                 races.global_write_done(frame, flight.cut.access, region, index, who, flight.flags)
+        self._still_combining(frame, writing)
         if writing:
             self.machine.tick(self.machine.launch.clock + 1)
+
+    def _still_reading(self, frame: Frame, done: Sequence[BulkLoads | BulkStores]) -> None:
+        """Some copies have read shared memory: others of the same threads have not, be it the same bytes."""
+        if self.machine.clocks is None:
+            return
+        shared = self.machine.shared
+        under_way: list[BulkLoads | BulkStores] = [*self._unread, *self.loads]
+        for lanes, source, span in (each.reads(shared) for each in done):
+            # Most loads read global memory.
+            for left, theirs, width in (each.reads(shared) for each in under_way if lanes.size):
+                apart = theirs[:, None] - source
+                which = ((left[:, None] == lanes) & (apart < span) & (-apart < width)).any(axis=1)
+                if which.any():
+                    self._shadow.still_draining(frame, theirs[which], width, left[which])
+
+    def _still_combining(self, frame: Frame, done: list[BulkStores]) -> None:
+        """Some stores are complete: others of the same threads, in later groups, are not, be it the same bytes.
+
+        Only those that combine may be under way beside one another.
+        """
+        if self.machine.clocks is None:
+            return
+        for left in (*self._unread, *self._unwritten):
+            region = left.cut.region
+            if left.reduction is None or region is None or region.shadow is None:
+                continue
+            beside = [other.lanes for other in done if other.reduction is not None and other.cut.region is region]
+            if beside and (which := np.isin(left.lanes, np.concatenate(beside))).any():
+                part = left.some(which)
+                races.global_write_goes_on(frame, part.cut.access, region, *part.cut.chosen(part.lanes), part.flags)
 
     def _in_any_order(self, flights: list[BulkStores]) -> list[BulkStores]:
         """Stores of one group may be carried out in any order, those of an earlier one come first."""
@@ -428,7 +477,8 @@ class Bulk:
         if flight.data is None:
             flight = replace(flight, data=self._words(frame, flight))
         if self.machine.clocks is not None:
-            self._shadow.drained(frame, flight.source, flight.span, flight.lanes)
+            used = flight.used()
+            self._shadow.drained(frame, flight.access, flight.source, flight.span, flight.lanes, used)
         return flight
 
     def _words(self, frame: Frame, flight: BulkStores) -> Array:

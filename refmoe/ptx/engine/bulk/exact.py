@@ -65,12 +65,20 @@ class ExactBulkShadow(BulkShadow, ExactShadow):
             at, whose = self._cover(index, who, access.width)
             refuse_unfenced(self, frame, access, region, at, whose, frame.machine.clocks.has_crossed)
 
-    def drained(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array | None = None) -> None:
+    def still_draining(self, frame: Frame, first: Array, span: int, lanes: Array) -> None:
+        """See `BulkShadow.still_draining`: here copies are counted."""
+
+    def drained(
+        self, frame: Frame, access: Accessing, first: Array, span: int, lanes: Array, used: Array,
+        own: Array | None = None,
+    ) -> None:  # fmt: skip
         """See `BulkShadow.drained`."""
         after = self._mine(frame, lanes, np.int64(0))
         if own is not None:
             after = agent_records(frame, lanes, own) + np.int64(frame.machine.clocks.now << STEP_SHIFT)
-        self.end(first, span, pending_records(frame, lanes), after, writes=False)
+        for index, before, landed in zip(used, pending_records(frame, lanes), after, strict=True):
+            every = np.ones(len(index), np.int64)
+            self.end(index, access.width, before * every, landed * every, writes=False)
 
     def multiply(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, group: int, agent: int

@@ -7,7 +7,7 @@ has no race; only where a line is not are its granules looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -150,10 +150,6 @@ class BulkShadow(RaceShadow):
             # strong one is but suspected, so that all accesses will be kept.
             one, other = order[apart[0]], order[apart[0] + 1]
             self._report(frame, access, region, int(first[other]), lanes[other], int(records[one]), "write-write")
-        if flags & STRENGTH:
-            for number, slots in self.granules.ranges(first, span):
-                at = np.arange(slots.start, slots.stop)
-                self.keep_weaker(frame, at, np.full(len(at), records[number]))
         self._set_writes(first, span, records)
 
     def _lines_come_first(self, frame: Frame, first: Array, span: int, lanes: Array) -> Array:
@@ -222,12 +218,17 @@ class BulkShadow(RaceShadow):
         for row, slots in self.granules.ranges(first, span):
             column[slots] = self._beside(frame, column[slots], int(record[row]), int(lanes[row]))
 
-    def _beside(self, frame: Frame, held: Array, mine: int, lane: int) -> Array | int:
-        """What stands for a read of a lane, and for those of `held` [n] that do not come before it.
+    def still_draining(self, frame: Frame, first: Array, span: int, lanes: Array) -> None:
+        """Copies out of ranges have not read yet, where others of the same lanes, which have the same records, have."""
+        if self.combined is None:
+            self.combined = Combined()
+        record, column = pending_records(frame, lanes), self._reads[self.readers]
+        for row, slots in self.granules.ranges(first, span):
+            column[slots] = self.combined.beside(column[slots], np.full(slots.stop - slots.start, record[row]))
 
-        Another one of the same lane may be among these: each is complete by itself.
-        """
-        others = different(held[held != 0]).tolist()
+    def _beside(self, frame: Frame, held: Array, mine: int, lane: int) -> Array | int:
+        """What stands for a read of a lane, and for those of `held` [n] that do not come before it."""
+        others = different(held[(held != 0) & (held != mine)]).tolist()
         if all(self._comes_before(frame, lane, each) for each in others):
             return mine
         if self.combined is None:
@@ -240,8 +241,14 @@ class BulkShadow(RaceShadow):
         ordered = self.ordering(frame)
         return all(ordered(lane, each) for each in members)
 
-    def drained(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array | None = None) -> None:
-        """Those copies have read: the reads count as their threads', which have waited, or as those of agents `own`."""
+    def drained(
+        self, frame: Frame, access: Accessing, first: Array, span: int, lanes: Array, used: Array,
+        own: Array | None = None,
+    ) -> None:  # fmt: skip
+        """Those copies, see `drain`, have read.
+
+        The reads count as their threads', which have waited, or as those of the agents `own` [n].
+        """
         mine = self._mine(frame, lanes, np.int64(0))
         if own is not None:
             mine = agent_records(frame, lanes, own) + np.int64(frame.machine.clocks.now << STEP_SHIFT)
@@ -471,21 +478,29 @@ def global_read(frame: Frame, access: Accessing, region: Region, index: Array, l
         shadow.begin(frame, access, region, index, lanes, pending_records(frame, lanes), access.width, writes=False)
         refuse_unfenced(shadow, frame, access, region, *shadow._cover(index, lanes, access.width), fenced)
         return
-    every, whose = _refuse_read(shadow, frame, access, region, index, lanes, fenced)
-    for which in _one_after_another(every, whose):
-        at, who = every[which], whose[which]
+    for at, who in _in_turns(*_refuse_read(shadow, frame, access, region, index, lanes, fenced)):
         last = shadow._reads[0, at]
         known = np.flatnonzero(last)
         shadow._reads[1, at[known]] = _displaced(frame, shadow, shadow._reads[1, at[known]], last[known], who[known])
         shadow._reads[0, at] = pending_records(frame, who)
 
 
-def _one_after_another(at: Array, who: Array) -> list[Array]:
-    """Positions of slots `at` [n] and of lanes `who` [n]: all, or those of each lane where two have one slot."""
-    lanes = different(who)
-    if len(lanes) == 1 or len(np.unique(at)) == len(np.unique(np.stack([at, who], axis=1), axis=0)):
-        return [np.arange(len(at))]
-    return [np.flatnonzero(who == lane) for lane in lanes]
+def _in_turns(at: Array, who: Array) -> Iterator[tuple[Array, Array]]:
+    """Slots `at` [n] and the lanes `who` [n] that read each, in up to three parts, none of which has a slot twice.
+
+    Of the lanes that one slot has three are enough: what stands for two copies under way stands for any more.
+    """
+    if len(np.unique(at)) == len(at):
+        yield at, who
+        return
+    width = int(who.max()) + 1
+    slots, lanes = np.divmod(np.unique(at * width + who), width)
+    first = np.r_[True, slots[1:] != slots[:-1]]
+    last = np.r_[first[1:], True]
+    second = np.r_[False, first[:-1]] & ~first & ~last
+    for part in (first, second, last & ~first):
+        if part.any():
+            yield slots[part], lanes[part]
 
 
 def _displaced(frame: Frame, shadow: RaceShadow, others: Array, last: Array, who: Array) -> Array:
@@ -597,7 +612,9 @@ def _combine(frame: Frame, shadow: RaceShadow, at: Array, who: Array, pending: A
     """Copies of `who` [n] will combine what they bring with what is at slots `at` [n], as others may."""
     if shadow.combined is None:
         shadow.combined = Combined()
-    for mine in _one_after_another(at, who):
+    # One after another where copies of one instruction meet.
+    alone = len(np.unique(at)) == len(at)
+    for mine in [np.arange(len(at))] if alone else [np.flatnonzero(who == lane) for lane in different(who)]:
         slots = at[mine]
         last = shadow._writes[slots]
         copies = shadow.combined.are_copies(last)
@@ -635,3 +652,16 @@ def global_write_done(
         mine = np.flatnonzero(who == lane)
         held = shadow._writes[at[mine]]
         shadow._writes[at[mine]] = shadow.combined.completed(held, pending[mine], done[mine])
+
+
+def global_write_goes_on(
+    frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, flags: np.int64
+) -> None:
+    """Copies that combine are not complete, where others of the same lanes, which have the same records, may be."""
+    shadow = shadow_of(region)
+    if isinstance(shadow, ExactShadow):
+        # It counts them.
+        return
+    at, who = shadow._cover(index, lanes, access.width)
+    assert shadow.combined is not None
+    shadow._writes[at] = shadow.combined.beside(shadow._writes[at], pending_records(frame, who) | flags)

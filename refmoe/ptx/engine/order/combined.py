@@ -37,28 +37,17 @@ _BESIDES_STRENGTH = ~int(THREAD | STRENGTH)
 Ordered = Callable[[int, int], bool]
 
 
-# Records, and how many accesses have each.
-_Members = tuple[tuple[int, int], ...]
-
-
-def _more(some: _Members, others: _Members) -> _Members:
-    found = dict(some)
-    for record, count in others:
-        found[record] = found.get(record, 0) + count
-    return tuple(found.items())
-
-
 class Combined:
     """The sets of records of a region.
 
     A set has the form of a record that nothing is ordered after: whoever does not know sets finds it in no order. Of a
     copy under way there is a set, even if it is alone: its thread may have another one under way that replaces what is
-    there. Copies of one thread that are under way have one record, so that a set has it once for each. A complete copy that is alone has the record of a plain write of its thread, which atomics do not excuse.
+    there. A complete copy that is alone has the record of a plain write of its thread, which atomics do not excuse.
     """
 
     def __init__(self) -> None:
-        self._sets: list[_Members] = [()]
-        self._numbers: dict[_Members, int] = {}
+        self._sets: list[tuple[int, ...]] = [()]
+        self._numbers: dict[tuple[int, ...], int] = {}
         # Records of copies that combined, and are complete.
         self._complete: set[int] = set()
 
@@ -75,7 +64,7 @@ class Combined:
 
     def together(self, one: int, other: int) -> int:
         """What stands for the accesses of two records."""
-        return self._of(_more(self._counted(one), self._counted(other)))
+        return self._of((*self.members(one), *self.members(other)))
 
     def are_copies(self, records: Array) -> Array:
         """Which of `records` [n] are of copies that combine, alone or in a set."""
@@ -93,31 +82,29 @@ class Combined:
 
     def members(self, record: int) -> tuple[int, ...]:
         """The records that one stands for."""
-        return tuple(each for each, _ in self._counted(record))
+        return self._sets[record & int(THREAD)] if self.is_set(record) else (record,)
 
-    def _counted(self, record: int) -> _Members:
-        return self._sets[record & int(THREAD)] if self.is_set(record) else ((record, 1),)
-
-    def _of(self, members: _Members) -> int:
+    def _of(self, members: tuple[int, ...]) -> int:
         """What stands for some records."""
-        (first, count), *others = members
-        if not others and count == 1 and not (self._is_copy(first) and first & int(BULK)):
-            return first
+        if len(members) == 1 and not (self._is_copy(members[0]) and members[0] & int(BULK)):
+            return members[0]
         kept = members[-_MOST:]
         made = self._numbers.get(kept)
         if made is None:
-            strength = min(each & int(STRENGTH) for each, _ in kept) >> STRENGTH_SHIFT
+            strength = min(each & int(STRENGTH) for each in kept) >> STRENGTH_SHIFT
             made = self._numbers[kept] = _SET | max(strength, 1) << STRENGTH_SHIFT | len(self._sets)
             self._sets.append(kept)
         return made
 
     def with_one(self, previous: int, mine: int, lane: int, ordered: Ordered) -> int:
         """What stands for a lane's access `mine`, and for those of `previous` that do not come before it."""
-        members = self._counted(previous)
+        members = self.members(previous)
         if len(members) <= _ALWAYS_ASKED or len(members) & (len(members) - 1) == 0:
-            members = tuple(each for each in members if not ordered(lane, each[0]))
-        # Of a larger set all may stay: whoever comes after this one comes after those before it.
-        return self._of(_more(members, ((mine, 1),)))
+            members = tuple(each for each in members if each != mine and not ordered(lane, each))
+        else:
+            # Whoever comes after this one comes after those before it, so that they may stay.
+            members = tuple(each for each in members if each != mine)
+        return self._of((*members, mine))
 
     def with_each(self, previous: Array, mine: Array, lanes: Array, ordered: Ordered) -> Array:
         """`with_one` of records [n] each; 0 for no previous one."""
@@ -125,9 +112,16 @@ class Combined:
         table = np.stack([previous, mine, lanes], axis=1)
         rows, which = np.unique(table, axis=0, return_inverse=True)
         for number, (before, own, lane) in enumerate(rows.tolist()):
-            made[which.ravel() == number] = (
-                self.with_one(before, own, lane, ordered) if before else self._of(((own, 1),))
-            )
+            made[which.ravel() == number] = self.with_one(before, own, lane, ordered) if before else self._of((own,))
+        return made
+
+    def beside(self, found: Array, mine: Array) -> Array:
+        """What stands for accesses `mine` [n] and for all of `found` [n], of which they may be already."""
+        pairs, which = np.unique(np.stack([found, mine], axis=1), axis=0, return_inverse=True)
+        each = [
+            held if own in self.members(held) else self._of((*self.members(held), own)) for held, own in pairs.tolist()
+        ]
+        made: Array = np.array(each, np.int64)[which.ravel()]
         return made
 
     def completed(self, found: Array, pending: Array, done: Array) -> Array:
@@ -138,17 +132,13 @@ class Combined:
         for at in np.flatnonzero(self.are_sets(found)).tolist():
             held, before, after = int(found[at]), int(pending[at]), int(done[at])
             if (held, before, after) not in known:
-                known[held, before, after] = self._with_one_complete(held, before, after)
+                members = self.members(held)
+                place = members.index(before) if before in members else -1
+                known[held, before, after] = (
+                    held if place < 0 else self._of((*members[:place], after, *members[place + 1 :]))
+                )
             made[at] = known[held, before, after]
         return made
-
-    def _with_one_complete(self, held: int, before: int, after: int) -> int:
-        """A set of which one of those of the record `before` has `after` from now on."""
-        members = dict(self._counted(held))
-        if before not in members:
-            return held
-        members[before] -= 1
-        return self._of(tuple((each, count) for each, count in (members | {after: 1}).items() if count))
 
     def unordered(self, lane: int, record: int, ordered: Ordered) -> int | None:
         """A record of a set that does not come before what a lane does now."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from refmoe.ptx.engine.order.witness import RaceWitness
 from refmoe.ptx.errors import LaneError, RaceError
-from refmoe.ptx.state.records import ASYNCHRONOUS, STEP_SHIFT
+from refmoe.ptx.state.records import ASYNCHRONOUS, STEP_SHIFT, THREAD, never
 from refmoe.ptx.text.memory_ops import memory_opcode
 from refmoe.ptx.text.syntax import Instruction
 
@@ -109,8 +109,10 @@ class RacingReads(RaceWitness):
             self._by_place[read.place][read.thread, read.number] = read, raced
         self._counts: dict[ReadBy, dict[int, int]] = defaultdict(dict)
         self._now: _Now | None = None
-        # Of each region by first byte: (bytes, the read, its record).
-        self._reads: dict[str, dict[int, list[tuple[int, Read, int]]]] = {each: defaultdict(list) for each in regions}
+        # Of each region by first byte: (bytes, the read, or None for one that nobody follows, its record).
+        self._reads: dict[str, dict[int, list[tuple[int, Read | None, int]]]] = {
+            each: defaultdict(list) for each in regions
+        }
         self._widest = self._count = 0
         self._followed: dict[Read, set[int]] = defaultdict(set)
         # The first race of each kind and later instruction.
@@ -128,6 +130,11 @@ class RacingReads(RaceWitness):
     ) -> None:  # fmt: skip
         """See `RaceWitness.note`; of earlier accesses only the reads are kept."""
         self._now = None
+        if ".nc." in instruction.opcode:
+            # Nobody follows what it read, and nothing comes after it.
+            self._widest = max(self._widest, width)
+            for first, thread in zip(begin.tolist(), threads.tolist(), strict=True):
+                self._reads[region][first].append((width, None, never(thread)))
         if writes or not is_followed(instruction.opcode):
             return
         place = ReadBy(region, instruction.line, instruction.text)
@@ -191,16 +198,21 @@ class RacingReads(RaceWitness):
     def _before(
         self, region: str, byte: int, width: int, thread: int, ordered: Callable[[list[int]], list[bool]]
     ) -> list[Read]:
-        """The reads of some bytes that are not known to come before what a lane of `thread` does now."""
+        """The reads of some bytes that are not known to come before what a lane of `thread` does now.
+
+        None of them if nobody follows one.
+        """
         held = self._reads[region]
         found = [
             (read, record)
             for first in range(byte - self._widest + 1, byte + width)
             for size, read, record in held.get(first, ())
-            if first + size > byte and read.thread != thread
+            if first + size > byte and record & int(THREAD) != thread
         ]
         asked = ordered([record for _, record in found]) if found else []
-        return [read for (read, _), before in zip(found, asked, strict=True) if not before]
+        racing = [read for (read, _), before in zip(found, asked, strict=True) if not before]
+        followed = [read for read in racing if read is not None]
+        return followed if len(followed) == len(racing) else []
 
     def raced(
         self, region: str, instruction: Instruction, begin: Array, width: int, threads: Array
