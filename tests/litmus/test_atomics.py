@@ -115,6 +115,16 @@ def test_a_load_passes_no_more_of_a_fence_than_its_own_thread(first: str, second
     holds(program(f"{message} | 1.0.0: st.relaxed.gpu z 1; ld.relaxed.gpu r0 y; {second}; st.relaxed.gpu x r0"))
 
 
+def test_a_fence_in_front_of_an_atomic_passes_on_what_came_before_the_fence() -> None:
+    late = "0.0.0: atom.relaxed.gpu.add r0 x 7; fence.sc.gpu; st.relaxed.gpu y 1"
+    holds(program(f"{late} | 1.0.0: fence.sc.gpu; until ld.relaxed.gpu r0 y == 1; atom.relaxed.gpu.add r1 x 5"))
+
+
+def test_the_last_store_of_a_thread_comes_before_what_it_has_put_off() -> None:
+    late = "0.0.0: red.relaxed.gpu.add x 7; st.relaxed.gpu y 1"
+    holds(program(f"{late} | 1.0.0: until ld.relaxed.gpu r0 y == 1; atom.relaxed.gpu.add r1 x 5"))
+
+
 SYSTEMATIC = list(itertools.islice(atomics(), 0, None, 29))
 
 

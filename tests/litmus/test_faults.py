@@ -289,7 +289,6 @@ FAULTS: dict[str, Patch] = {
     "bulk additions are weak": each_event(
         lambda event: replace(event, strong=event.strong and event.proxy == "generic")
     ),
-    "bulk additions are of 16 bytes": without_order(lambda one, other: getattr(one.written, "word", 0) == 3),
     "ld.global.nc is a weak load": each_event(
         lambda event: replace(event, proxy="generic") if event.proxy == "texture" else event
     ),

@@ -45,8 +45,8 @@ RESULTS = [
     ),
     (
         "[x=5] 0.0.0: st.weak a 9; st.weak b+8 4294967295; proxyfence; bulkadd x a; bulkcommit; bulkadd x b; "
-        "bulkcommit; bulkadd x a; bulkcommit; bulkwait 0; ld.weak r0 x; ld.weak r1 x+8 | 0.1.0: ld.weak r0 y",
-        (23, 4294967295, 0, 23, 0, 4294967295, 0, 0),
+        "bulkcommit; bulkwait 0; ld.weak r0 x; ld.weak r1 x+8 | 0.1.0: ld.weak r0 y",
+        (14, 4294967295, 0, 14, 0, 4294967295, 0, 0),
     ),
     ("0.0.0: st.weak a 3; bar.sync 1 2 | 0.1.0: bar.sync 1 2; ld.weak r0 a; st.weak x r0", (3, 3)),
     ("0.0.0: st.weak a 3; warpsync 3 | 0.0.1: warpsync 3; ld.weak r0 a", (3,)),
@@ -186,13 +186,17 @@ def test_the_command(tmp_path: Path) -> None:
     assert result.stdout.splitlines()[0].split()[:3] == ["shape", "cause", "agrees"]
 
 
+#: Two batches, in none of whose programs a race needs more than two schedules.
+MANY = ["litmus", "--programs", str(BATCH + 2), "--schedules", "2", "--seed", "3"]
+
+
 @pytest.mark.slow
 def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     documents = []
     for jobs in ("1", "2"):
         path = tmp_path / f"{jobs}.json"
         # Two kernels, so that both processes have one.
-        arguments = ["litmus", "--programs", str(BATCH + 2), "--schedules", "2", "--jobs", jobs, "--report", str(path)]
+        arguments = [*MANY, "--jobs", jobs, "--report", str(path)]
         assert CliRunner().invoke(app, arguments).exit_code == 0
         documents.append(json.loads(path.read_text()))
     alone, together = documents
@@ -202,7 +206,7 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
 
 def test_the_command_goes_on_after_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, path = tmp_path / "whole.json", tmp_path / "litmus.json"
-    command = ["litmus", "--programs", str(BATCH + 2), "--schedules", "2"]
+    command = MANY
     assert CliRunner().invoke(app, [*command, "--report", str(whole)]).exit_code == 0
     partial = tmp_path / "litmus.json.partial"
     observed, calls = run._observed, 0

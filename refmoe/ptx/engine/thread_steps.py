@@ -235,7 +235,8 @@ class Steps:
             del self._ahead[step.lane]
             self._last[step.lane] = step
             for late in self._told(step) if late_lanes and not self._is_fence(step) else ():
-                self._machine.strong.be_told(late.lane, late.deferred, step.lane, self._keys(step.move.footprint))
+                keys, releases = self._keys(step.move.footprint), self._releases(step)
+                self._machine.strong.be_told(late.lane, late.deferred, step.lane, keys, releases)
             self._cross(step)
         if step.move.footprint.writes:
             touched = step.move.footprint
@@ -310,7 +311,9 @@ class Steps:
             return True
         return any(
             step.move.footprint.space == "everything"
-            or not strong.may_be_told(late.lane, late.deferred, step.lane, keys(step.move.footprint))
+            or not strong.may_be_told(
+                late.lane, late.deferred, step.lane, keys(step.move.footprint), self._releases(step)
+            )
             for late in self._told(step)
         )
 

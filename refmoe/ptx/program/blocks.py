@@ -208,7 +208,9 @@ def _split(
         begins = (gathers or _parks(statement)) and not (_takes_warp(statement) and together)
         # Branches and exits go with whatever stands before them.
         leaves_native = current.native != native and stem not in ("bra", "ret", "exit")
-        if current.instructions and (begins or leaves_native or (apart and communicates(statement))):
+        # Before it ends a thread may do what it has put off: the end is a block of its own then.
+        ends = stem in ("ret", "exit") and any(map(communicates, current.instructions))
+        if current.instructions and (begins or leaves_native or (apart and (ends or communicates(statement)))):
             current.targets = [len(drafts)]
             current = fresh()
             # Lanes that gathered for the block before may have parted at its end.

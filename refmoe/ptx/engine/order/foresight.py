@@ -71,29 +71,48 @@ class Foresight(Outcomes):
         scopes += [strength for location in locations for mine in location.own.values() for strength, _ in mine]
         return self.reach_each_other(lane, max(scopes), other, acquired)
 
-    def may_be_told(self, lane: int, deferred: Deferred, teller: int, keys: Iterable[int]) -> bool:
-        """Whether what another lane knows, and what it finds at some places, may come before what a lane has done."""
-        acquiring = self._acquires_of(lane, deferred, teller)
-        return self._agrees_with(lane, acquiring.clock, self._tells_at_most(lane, acquiring, teller, keys))
+    def may_be_told(self, lane: int, deferred: Deferred, teller: int, keys: Iterable[int], releases: bool) -> bool:
+        """Whether what another lane passes on, and what it finds at some places, may come before what a lane has done.
 
-    def be_told(self, lane: int, deferred: Deferred, teller: int, keys: Iterable[int]) -> None:
-        """An access that a lane has put off may have to come behind an atomic of another lane: it knows what that knew.
+        `releases`: whether what the other lane does there releases by itself.
+        """
+        acquiring = self._acquires_of(lane, deferred, teller)
+        told = self._tells_at_most(lane, acquiring, teller, keys, releases)
+        return told is None or self._agrees_with(lane, acquiring.clock, told)
+
+    def be_told(self, lane: int, deferred: Deferred, teller: int, keys: Iterable[int], releases: bool) -> None:
+        """An access that a lane has put off may have to come behind another one's atomic, and knows what that passes on.
 
         That is more than it need know, if it comes before. So no race that depends on that order is reported.
         """
         acquiring = self._acquires_of(lane, deferred, teller)
-        self._teach(lane, acquiring, self._tells_at_most(lane, acquiring, teller, keys))
+        told = self._tells_at_most(lane, acquiring, teller, keys, releases)
+        if told is not None:
+            self._teach(lane, acquiring, told)
 
     def _acquires_of(self, lane: int, deferred: Deferred, teller: int) -> Acquiring:
         """The first place where a lane may acquire something of another one."""
         reaching = (each for each in deferred.acquires if self.reach_each_other(lane, each.scope, teller, each.scope))
         return next(reaching)
 
-    def _tells_at_most(self, lane: int, acquiring: Acquiring, teller: int, keys: Iterable[int]) -> Knowledge:
-        told: Knowledge | None = self._known(teller)
+    def _tells_at_most(
+        self, lane: int, acquiring: Acquiring, teller: int, keys: Iterable[int], releases: bool
+    ) -> Knowledge | None:
+        """What a lane may acquire of another one's write to some places, see `Strong._put`; None for nothing."""
+        clocks, thread = self._clocks, self._clocks.first_warp * LANES + teller
+        # What it knows now, it passes on by a release alone; by a fence, what it knew there.
+        passed: list[Knowledge | None] = [
+            clocks.passed_on(teller, each.row, each.beyond, each.step) for each in self._fences_of(teller).values()
+        ]
+        passed.append(self._known_inits(teller))
         for location in filter(None, map(self._order.locations.get, keys)):
-            told = self._order.pool.join(told, self._usable(location.releases, self._cta(lane), acquiring.scope))
-        assert told is not None
+            releases = releases or thread in location.own
+            passed.append(self._usable(location.releases, self._cta(lane), acquiring.scope))
+        if releases:
+            passed.append(self._known(teller))
+        told: Knowledge | None = None
+        for each in passed:
+            told = self._order.pool.join(told, each)
         return told
 
     def expect(self, lane: int, keys: Iterable[int], clock: int) -> None:
