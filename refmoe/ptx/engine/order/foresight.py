@@ -81,7 +81,7 @@ class Foresight(Outcomes):
         return told is None or self._agrees_with(lane, acquiring.clock, told)
 
     def be_told(self, lane: int, deferred: Deferred, teller: int, keys: Iterable[int], releases: bool) -> None:
-        """An access that a lane has put off may have to come behind another one's atomic, and knows what that passes on.
+        """What a lane has put off may have to come behind another one's atomic, and knows what that passes on.
 
         That is more than it need know, if it comes before. So no race that depends on that order is reported.
         """
