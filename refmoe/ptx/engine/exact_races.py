@@ -116,7 +116,7 @@ class _Place:
             if not others:
                 del table[who]
             elif own == who:
-                # What is known of both has one place: of them, of the one under way.
+                # Both have one place in the table: that of the copy under way stays.
                 continue
             table[own] = after
 

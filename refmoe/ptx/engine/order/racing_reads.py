@@ -200,7 +200,7 @@ class RacingReads(RaceWitness):
     ) -> list[Read]:
         """The reads of some bytes that are not known to come before what a lane of `thread` does now.
 
-        None of them if nobody follows one.
+        Empty if one of them is a read that nobody follows: then the race is a fault.
         """
         held = self._reads[region]
         found = [
