@@ -127,11 +127,8 @@ def double_buffers() -> Iterator[Program]:
 def async_copies() -> Iterator[Program]:
     """`cp.async` with groups and with barriers in memory."""
     for where, width in itertools.product(("lanes", "warps"), (4, 8, 16)):
-        places = PLACES[where]
+        places, meet = PLACES[where], _meeting(where)
         two = places[:2]
-        meet: Instruction = Barrier(1, 2)
-        if where == "lanes":
-            meet = WarpSync(1 << two[0].lane | 1 << two[1].lane)
         copy, other = AsyncCopy(A, X, width), AsyncCopy(B, X, width)
         read, mine = Load("r0", Address.of(f"a+{width - 4}")), Load("r1", A)
         quiet: Several = (Fence("acq_rel", "cta"),)
@@ -194,10 +191,7 @@ def bulk_loads() -> Iterator[Program]:
     fence = ProxyFence()
     read = Load("r0", Address.of("a+8"))
     for where in ("lanes", "warps"):
-        two = PLACES[where][:2]
-        meet: Instruction = Barrier(1, 2)
-        if where == "lanes":
-            meet = WarpSync(1 << two[0].lane | 1 << two[1].lane)
+        two, meet = PLACES[where][:2], _meeting(where)
         quiet: Several = (Fence("acq_rel", "cta"),)
         load = (expect, copy)
         forms: list[tuple[str, tuple[Several, ...], tuple[int, ...]]] = [
@@ -270,10 +264,9 @@ def bulk_stores() -> Iterator[Program]:
     ):
         three = PLACES[where][:3]
         two = three[:2]
-        meet: Instruction = Barrier(1, 2)
+        meet = _meeting(where)
         third: tuple[Instruction, Instruction] = (Barrier(1, 3), Barrier(2, 3))
         if where == "lanes":
-            meet = WarpSync(1 << two[0].lane | 1 << two[1].lane)
             third = (WarpSync(sum(1 << place.lane for place in three)),) * 2
         quiet: Several = (Fence("acq_rel", "cta"),)
         again, read = Store(A, 6), Load("r0", Y)
