@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 _CHECKS = ("bounds", "uninitialised", "alignment", "races", "undefined")
 # Lines of PTX around one that is at fault.
 _AROUND = 2
+# Endings of files that a compiler has to read first.
+_CUDA = (".cu", ".cuh", ".cpp")
 
 
 @app.command(
@@ -153,6 +155,8 @@ def run(
     from refmoe.ptx import ArgumentMismatch, DeviceMemory, Module, ParseError, PtxError, launch
 
     text = _read(kernel)
+    if kernel.suffix in _CUDA:
+        usage(f"{kernel}: found CUDA C++; needed PTX: nvcc -ptx -lineinfo -arch=sm_90a {shlex.quote(str(kernel))}")
     document: dict[str, Any] = {"kernel": str(kernel), "fault": None, "outputs": []}
     try:
         module = Module.parse(text, name=kernel.name)
@@ -383,7 +387,8 @@ def _fault(
     again: Sequence[str] = (),
 ) -> NoReturn:
     """End with what went wrong and the PTX around it; `again` is the command without its schedules."""
-    from refmoe.ptx import RaceError
+    from refmoe.ptx import MemoryFault, RaceError
+    from refmoe.ptx.errors import TOO_EARLY
     from refmoe.ptx.schedules import named, that_show
 
     line = getattr(error, "line", None)
@@ -391,8 +396,11 @@ def _fault(
     excerpt = _excerpt(text, line) if line else []
     kind = type(error).__name__
     document["fault"] = {"kind": kind, "message": error.message, "line": line, **fields, "excerpt": excerpt}
-    if isinstance(error, RaceError):
-        document["fault"]["race"] = _race(error)
+    race = error.race if isinstance(error, MemoryFault) else error
+    if isinstance(race, RaceError):
+        document["fault"]["race"] = _race(race)
+        if race is not error:
+            document["fault"]["race"]["said"].insert(0, TOO_EARLY)
     if error.schedule:
         document["fault"]["repro"] = shlex.join([*again, "--schedules", named(that_show(error))])
     finish(document, lambda: _show_fault(document), good=False, report=report, as_json=as_json)

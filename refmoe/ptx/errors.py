@@ -34,7 +34,7 @@ class WrittenInstruction(Protocol):
 
     @property
     def caller(self) -> str | None:
-        """Where the function of `source` is inlined, in the same form, or None where it is not."""
+        """Where the function of `source` is inlined in the end, in the same form, or None where it is not."""
         ...
 
     @property
@@ -166,7 +166,7 @@ class LaneError(PtxError):
         thread: its index in the CTA, (x, y, z).
         line: line of the instruction in the PTX text, 1-based.
         source: `file:line` of the `.loc` directive in force, or None.
-        caller: where the function of `source` is inlined, in the same form, or None where it is not.
+        caller: where the function of `source` is inlined in the end, in the same form, or None where it is not.
         text: the instruction.
     """
 
@@ -176,6 +176,10 @@ class LaneError(PtxError):
     source: str | None
     caller: str | None = None
     text: str
+
+
+#: Said of a read of bytes that nobody wrote and that another thread writes.
+TOO_EARLY = "another thread writes these bytes, and nothing orders the two"
 
 
 class MemoryFault(LaneError):
@@ -191,6 +195,8 @@ class MemoryFault(LaneError):
         size: bytes accessed.
         use: where a byte that nobody wrote is used, in words; empty where the access itself is the fault.
         under_way: whether the bytes are those of a copy that nobody has waited for.
+        race: of bytes that nobody wrote, but that another thread writes in this launch and which nothing orders before
+            the read: that race, with its finding. None where there is none, or the launch was not run again for it.
     """
 
     kind: str
@@ -201,6 +207,17 @@ class MemoryFault(LaneError):
     size: int
     use: str = ""
     under_way: bool = False
+    race: RaceError | None = None
+
+    def __str__(self) -> str:
+        if self.race is None:
+            return self.message
+        lines = () if self.race.finding is None else self.race.finding.lines()
+        return "\n  ".join((self.message, TOO_EARLY, *lines))
+
+    def of(self, race: RaceError) -> MemoryFault:
+        """The same fault, of bytes that are written, but that nothing orders before the read."""
+        return MemoryFault(self.message, **{**self._fields, "race": race})
 
 
 class RaceError(LaneError):

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, TextIO
 
 import numpy as np
@@ -189,7 +189,12 @@ def launch(
         allowance = Allowance()
 
         def attempt(
-            running: Module, exact: frozenset[str], witness: RaceWitness | None, aside: bool, chosen: Schedule = one
+            running: Module,
+            exact: frozenset[str],
+            witness: RaceWitness | None,
+            aside: bool,
+            chosen: Schedule = one,
+            looked_for: Checks = looked_for,
         ) -> _Attempted:
             nonlocal steps, single_stores, agents
             output[:] = [io.StringIO()] if not aside else output
@@ -236,8 +241,10 @@ def launch(
             if not count:
                 return Agreed(0, True)
             lines, most_single_stores = set[int](), single_stores + _MOST_SINGLE_STORES
+            raced = False
 
             def again(each: Schedule) -> Ran | None:
+                nonlocal raced
                 exact = frozenset[str]()
                 while single_stores < most_single_stores and not allowance.ends():
                     try:
@@ -248,6 +255,7 @@ def launch(
                     except RaceError as error:
                         if error.certain or error.buffer in exact:
                             lines.add(error.line)
+                            raced = True
                             return None
                         exact |= {error.buffer}
                     else:
@@ -261,15 +269,16 @@ def launch(
                 same, ended = agree(again, tried)
             except PtxError:
                 return Agreed(count, False, failed=True)
-            return Agreed(ended, same, frozenset(lines))
+            return Agreed(ended, same, frozenset(lines), raced=raced)
 
         quiet = bool(results)
         try:
             code = module.compile(entry, _view(one, profile))
             shape = LaunchShape(_triple("block", block), _grid(module, code, _triple("grid", grid), cluster).cluster)
             seen = quiet or any(each is not None for each in (*observed, looking))
+            reading_all = partial(attempt, looked_for=replace(looked_for, uninitialised=False))
             outcome, warnings = settled(
-                module, looked_for, shape, attempt, agreed, seen, lambda: steps, allowance
+                module, looked_for, shape, attempt, reading_all, agreed, seen, lambda: steps, allowance
             )  # fmt: skip
         except BaseException:
             quiet = False

@@ -210,7 +210,8 @@ def agree(run: Callable[[Schedule], Ran | None], schedules: Sequence[Schedule]) 
         PtxError: what went wrong under one of them.
     """
     held: tuple[Outputs, Counter[bytes]] | None = None
-    ended = 0
+    same, ended = True, 0
+    # Bytes that differ are no end: what went wrong under a later one is worse.
     for schedule in schedules:
         ran = run(schedule)
         if ran is None:
@@ -219,9 +220,9 @@ def agree(run: Callable[[Schedule], Ran | None], schedules: Sequence[Schedule]) 
         found, printed = _taken(ran), Counter(ran.printed)
         if held is None:
             held = found, printed
-        elif _difference(ran.bound, held[0], found) is not None or printed != held[1]:
-            return False, ended
-    return True, ended
+        elif same:
+            same = _difference(ran.bound, held[0], found) is None and printed == held[1]
+    return same, ended
 
 
 @dataclass(frozen=True)

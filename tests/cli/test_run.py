@@ -133,6 +133,14 @@ def test_list() -> None:
     assert [p["pointer"] for p in entries[0]["parameters"]] == [False, True, True, False]
 
 
+@pytest.mark.parametrize("name", ["k.cu", "k.cuh", "k.cpp"])
+def test_cuda_goes_through_a_compiler_first(name: str) -> None:
+    Path(name).write_text("__global__ void k() {}")
+    found = run(name)
+    assert found.exit_code == 2
+    assert f"{name}: found CUDA C++; needed PTX: nvcc -ptx -lineinfo" in found.output
+
+
 def test_standard_input_and_broken_text() -> None:
     assert run("-", "--list", input=TEXT).exit_code == 0
     # A list needs no bodies, which take long to read.

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.findings.plain import ROWS
+from support.findings.plain import CELLS, ROWS
+from support.ptx_kernel import text
 from typer.testing import CliRunner, Result
 
 from refmoe.cli import app
@@ -41,6 +42,24 @@ def test_a_fault_names_both_accesses() -> None:
     assert lines.count("no output was written") == 1
     assert not Path("out.npy").exists()
     assert run("two lanes in a loop", twin=True).exit_code == 0
+
+
+def test_a_read_that_comes_too_early_has_its_race() -> None:
+    body = """
+        mov.u32 %r3, cell; mad.lo.u32 %r4, %r1, 4, %r3; xor.b32 %r5, %r1, 32; mad.lo.u32 %r6, %r5, 4, %r3;
+        st.shared.u32 [%r4], %r1; ld.shared.u32 %r7, [%r6]; st.global.u32 [%d2], %r7; ret;
+    """
+    Path("early.ptx").write_text(text(body, CELLS))
+    asked = ["run", "early.ptx", "--block", "64", "--args", "out:out.npy:u32:64 null i32:0"]
+    found = CliRunner().invoke(app, asked)
+    assert found.exit_code == 1
+    lines = [line.strip() for line in found.stdout.splitlines()]
+    assert lines[0].startswith("MemoryFault: uninitialised: shared read of 4 bytes")
+    first = lines.index("another thread writes these bytes, and nothing orders the two")
+    assert lines[first + 1].startswith("this access: ")
+    fault = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)["fault"]
+    assert (fault["kind"], fault["race"]["space"]) == ("MemoryFault", "shared")
+    assert "__syncthreads()" in fault["race"]["finding"]["remedy"]
 
 
 def test_a_fault_as_json() -> None:

@@ -3,10 +3,11 @@
 A pipeline may read shared memory with plain loads of all lanes, give the values to `mma.sync`, and then let lane 0
 arrive on an mbarrier for the warp, without `bar.warp.sync`. PTX orders nothing between the lanes there: `mma.sync`
 moves no memory. But it cannot execute before every lane's loads have given their values, and lane 0 goes on behind it.
-Nobody has seen it go wrong, so that a race of such a load with a later write is a warning.
+Nobody has seen it go wrong, so that a race of such a load with a later write is a warning. Of a collective with a mask
+that holds for the lanes of the mask alone.
 
 The value must flow into the collective on the way from the load, and no signal may lie in between. Then the launch is
-run with the lanes meeting at that collective: what is ordered by it is the warning, and what is not remains a fault.
+run with its lanes meeting at that collective: what is ordered by it is the warning, and what is not remains a fault.
 """
 
 from __future__ import annotations
@@ -29,6 +30,23 @@ _SIGNAL = re.compile(
 _WAITS = re.compile(r"mbarrier\.(try_wait|test_wait|pending_count|init).*|cp\.async\.bulk\.(wait|commit)_group.*")
 _ENDS = ("ret", "exit", "trap", "brkpt")
 _STORES = ("st", "red", "bra", "brx", "call")
+# The last operand of these is the mask of the lanes that take part. In the others it is the whole warp.
+_MASKED = ("shfl", "vote", "redux", "match")
+ALL_LANES = "0xffffffff"
+
+
+def members(collective: Instruction) -> str:
+    """The lanes that execute a collective together, as PTX has the mask: `0xffffffff`, or a register."""
+    if collective.opcode.split(".")[0] not in _MASKED:
+        return ALL_LANES
+    mask = collective.text.rstrip("; ").rsplit(",", 1)[1].strip()
+    return ALL_LANES if mask in ("-1", "0xffffffff", "0xFFFFFFFF", "4294967295") else mask
+
+
+def meeting_at(collective: Instruction) -> str:
+    """A meeting of the lanes that execute a collective together, to stand before it."""
+    guard = collective.text[: collective.text.index(collective.opcode)]
+    return f"{guard}bar.warp.sync {members(collective)};"
 
 
 def consumers(body: Sequence[Instruction | Label], load: Instruction) -> tuple[Instruction, ...]:
@@ -39,7 +57,7 @@ def consumers(body: Sequence[Instruction | Label], load: Instruction) -> tuple[I
     places = {each.name: number for number, each in enumerate(body) if isinstance(each, Label)}
     found: dict[Instruction, None] = {}
     seen: set[tuple[int, frozenset[str]]] = set()
-    ways = [(start + 1, frozenset(_written(load)))]
+    ways = [(start + 1, frozenset(registers_written(load)))]
     while ways:
         number, held = ways.pop()
         while number < len(body) and held and (number, held) not in seen:
@@ -67,7 +85,7 @@ def consumers(body: Sequence[Instruction | Label], load: Instruction) -> tuple[I
 
 def _passed(instruction: Instruction, held: frozenset[str], takes: frozenset[str]) -> frozenset[str]:
     """The registers that hold the value, or one made of it, behind an instruction."""
-    written = frozenset(_written(instruction))
+    written = frozenset(registers_written(instruction))
     if takes:
         return held | written
     return held if instruction.guard is not None else held - written
@@ -79,7 +97,7 @@ def _targets(branch: Instruction, places: Mapping[str, int]) -> Iterator[int]:
             yield places[operand.name]
 
 
-def _written(instruction: Instruction) -> Iterator[str]:
+def registers_written(instruction: Instruction) -> Iterator[str]:
     """Registers that an instruction writes: those of its first operand, but for stores and branches."""
     if instruction.opcode.split(".")[0] in _STORES or not instruction.operands:
         return

@@ -18,9 +18,9 @@ from typing import Protocol, TypeVar
 from refmoe.ptx.engine.cluster.meetings import ClusterMeetings
 from refmoe.ptx.engine.lanes import Checks, OutOfTime
 from refmoe.ptx.engine.order.witness import RaceWitness, RacingPair
-from refmoe.ptx.errors import Index3, PtxError, RaceError
+from refmoe.ptx.errors import Index3, MemoryFault, PtxError, RaceError
 from refmoe.ptx.findings.accesses import Accessed, kind_of
-from refmoe.ptx.findings.collective import consumers
+from refmoe.ptx.findings.collective import ALL_LANES, consumers, meeting_at, members
 from refmoe.ptx.findings.edits import PtxEdit, Unplaced, apply
 from refmoe.ptx.findings.finding import Finding
 from refmoe.ptx.findings.site import RaceSite, Relation
@@ -34,9 +34,10 @@ LONGEST_SEEN = 20_000_000
 _WARNINGS = 4
 # Entries whose collectives are looked at.
 _LONGEST_COLLECTIVE = 50_000
+# Relations beyond a block, the widest first.
+_WIDER: tuple[Relation, ...] = ("grid", "cluster")
 _EXPLAINS: ContextVar[bool] = ContextVar("explains", default=True)
 _GUARD = re.compile(r"@!?\s*\S+\s+")
-_MEETING = "bar.warp.sync 0xffffffff;"
 
 
 class Counted(Protocol):
@@ -135,6 +136,7 @@ def settled(
     checks: Checks,
     shape: LaunchShape,
     attempt: Attempt[T],
+    reading_all: Attempt[T],
     agreeing: Agreeing,
     seen: bool,
     steps: Callable[[], int],
@@ -147,6 +149,7 @@ def settled(
         checks: of the launch.
         shape: of the launch.
         attempt: runs it.
+        reading_all: runs it, and lets threads read bytes that nobody wrote.
         agreeing: runs it with a change, under several schedules.
         seen: whether observers see it, who cannot see it twice.
         steps: how many it has taken so far.
@@ -184,6 +187,11 @@ def settled(
                 raise warning.with_traceback(error.__traceback__) from None
             milder.append(warning)
             continue
+        except MemoryFault as fault:
+            if fault.kind != "uninitialised" or not explains or steps() > LONGEST_SEEN:
+                raise
+            explainer = Explainer(module, shape, attempt, agreeing, steps, allowance, reading_all)
+            raise explainer.too_early(fault, running).with_traceback(fault.__traceback__) from None
         if not outcome.warnings or not explains or seen or steps() > LONGEST_SEEN:
             return outcome, (*outcome.warnings, *milder)
         outcome.take_back()
@@ -221,6 +229,7 @@ class Explainer:
         agreeing: runs it with a change, under several schedules.
         steps: how many it has taken so far.
         allowance: how long changes may be tried.
+        seeing: runs the launch for who is to see its accesses, if that is another way.
     """
 
     def __init__(
@@ -231,10 +240,12 @@ class Explainer:
         agreeing: Agreeing,
         steps: Callable[[], int],
         allowance: Allowance,
+        seeing: Attempt[EndedLaunch] | None = None,
     ) -> None:
         self._module, self._shape, self._attempt = module, shape, attempt
+        self._seeing = attempt if seeing is None else seeing
         self._agreeing, self._allowance = agreeing, allowance
-        self._trials = Trials(self._became, agreeing, self._site, steps, allowance)
+        self._trials = Trials(self._became, agreeing, self._hides, self._site, steps, allowance)
         # Collectives at which lanes meet in the module that runs.
         self._met: set[Instruction] = set()
         # Who saw a region last, which is asked for once for each race there: the module, what is kept exactly.
@@ -258,9 +269,30 @@ class Explainer:
         witness = RaceWitness(region)
         # Behind a race anything may go wrong.
         with suppress(PtxError, OutOfTime):
-            self._attempt(module, exact, witness, True).take_back()
+            self._seeing(module, exact, witness, True).take_back()
         self._last = module, exact, witness
         return witness
+
+    def too_early(self, fault: MemoryFault, module: Module) -> MemoryFault:
+        """A read of bytes that nobody wrote; with its race, if another thread writes them and nothing orders the two.
+
+        So it is where a barrier is missing behind the first writes of shared memory.
+        """
+        exact: frozenset[str] = frozenset()
+        while True:
+            try:
+                self._seeing(module, exact, None, True).take_back()
+                return fault
+            except RaceError as error:
+                if not error.certain and error.buffer not in exact:
+                    exact |= {error.buffer}
+                    continue
+                if (error.space, error.buffer) != (fault.space, fault.buffer) or error.warning:
+                    return fault
+                race = self.explained(error, module, exact)
+                return fault.of(race) if fault.line in _lines_of(race) else fault
+            except (PtxError, OutOfTime):
+                return fault
 
     def explained(self, error: RaceError, module: Module, exact: frozenset[str]) -> RaceError:
         """A race of a module that ran, with its finding."""
@@ -319,7 +351,10 @@ class Explainer:
                 one, other = (error.block, error.thread), (error.other_block, error.among)
                 sides = (each for (_, line, _), of in witness.pairs.items() if line == error.line for each in of.sides)
                 warps = any(self._shape.relation(*each) == "block" for each in sides)
-                return RaceSite(error, later, earlier, body, self._shape.relation(one, other), warps)
+                # The same two instructions may race within a block and between blocks: an order has to have all.
+                wider = {self._shape.relation(*each) for each in pair.sides}
+                relation = next((each for each in _WIDER if each in wider), self._shape.relation(one, other))
+                return RaceSite(error, later, earlier, body, relation, warps)
         return None
 
     def _became(self, module: Module) -> Outcome:
@@ -330,6 +365,20 @@ class Explainer:
             return error
         outcome.take_back()
         return Ended(outcome.warnings, outcome.ran.meetings)
+
+    def _hides(self, left: RaceError | MemoryFault, race: RaceSite, module: Module) -> bool:
+        """Whether the fault that ends a launch of an edited module only hides a race there.
+
+        Behind another race the launch goes on with a witness. It has to come to both accesses, without this race.
+        """
+        lines = _lines_of(race)
+        regions = {race.error.buffer} | ({left.buffer} if isinstance(left, RaceError) else set())
+        witness = RaceWitness(*regions)
+        with suppress(PtxError):
+            self._attempt(module, frozenset(regions), witness, True).take_back()
+        if any(lines == _lines_of(pair.error) for pair in witness.pairs.values()):
+            return True
+        return isinstance(left, MemoryFault) and not lines <= witness.lines(race.error.buffer)
 
     def _run_certainly(self, module: Module) -> EndedLaunch:
         """Run a module aside; a race that is only suspected is looked for again."""
@@ -367,7 +416,7 @@ class Explainer:
                 continue
             clean = True
             try:
-                edited = module.edited(apply(module.text, [PtxEdit(each, "before", _MEETING) for each in new]))
+                edited = module.edited(apply(module.text, [PtxEdit(each, "before", meeting_at(each)) for each in new]))
                 self._run_certainly(edited).take_back()
             except RaceError as other:
                 clean = False
@@ -395,6 +444,8 @@ def _milder(error: RaceError, pair: RacingPair, consumed: Consumed, before: bool
     taken = ", ".join(str(each.line) for each in found[:_WARNINGS])
     load = pair.error.earlier
     assert load is not None
+    masks = dict.fromkeys(map(members, found))
+    whole, meets = [*masks] == [ALL_LANES], ", ".join(f"bar.warp.sync {mask}" for mask in masks)
     missing = (
         "a meeting of the warp between what took the values and the lane that signals for all: "
         f"{found[0].opcode.split('.')[0]} of line {taken} took them, and orders no memory"
@@ -404,11 +455,18 @@ def _milder(error: RaceError, pair: RacingPair, consumed: Consumed, before: bool
             *kind_of(opcode_of(error)), error.block, error.thread, error.line, error.source, error.caller, error.text
         ),
         Accessed.of(load, error.other_block, error.among), missing,
-        f"__syncwarp() (bar.warp.sync 0xffffffff) at line {taken}, before the signal", True, consumed.clean,
+        f"{'__syncwarp()' if whole else '__syncwarp(mask)'} ({meets}) at line {taken}, before the signal", True,
+        consumed.clean,
         consumed.edited.text, len(pair.bytes), len(pair.threads), pair.more, "values-that-a-collective-took",
         schedules=0 if agreed.failed else agreed.schedules, same=agreed.same or agreed.failed, before=before,
     )  # fmt: skip
     return error.explained(finding, earlier=load, warning="warp-collective")
+
+
+def _lines_of(race: RaceSite | RaceError) -> frozenset[int]:
+    """The lines of both accesses."""
+    later = race.line if isinstance(race, RaceError) else race.later.line
+    return frozenset((later,)) if race.earlier is None else frozenset((later, race.earlier.line))
 
 
 def _place(error: RaceError) -> str:

@@ -37,6 +37,7 @@ from refmoe.ptx.findings.site import (
     symbols,
     where,
 )  # fmt: skip
+from refmoe.ptx.findings.updates import atomic_remedy, update_of
 from refmoe.ptx.findings.waits import phase_waits, smaller_waits, waits
 from refmoe.ptx.text.memory_ops import memory_opcode
 from refmoe.ptx.text.syntax import Address, Instruction, Label
@@ -55,18 +56,31 @@ def remedies(race: RaceSite) -> Iterator[Remedy]:
         return
     yield from _coherent_loads(race)
     yield from waits(race)
+    update = update_of(race)
+    if update is not None:
+        # A lock may be meant. That both accesses are strong makes a legal program that still loses updates.
+        yield from _passing_on(race)
+        yield from _sequential_fences(race)
+        yield from atomic_remedy(race, update)
+        yield from barriers(race)
+        return
     if kind == "read-write" and race.relation in ("warp", "block") and mixed(race):
         # Who reads before another thread of the block writes mostly wants what was there.
         yield from barriers(race)
     yield from _strength(race)
-    yield from _semantics_of_barriers(race)
-    yield from _signals(race)
-    yield from _later_releases(race)
-    yield from _meetings_before_signals(race)
+    yield from _passing_on(race)
     yield from barriers(race)
     yield from _sequential_fences(race)
     if not mixed(race):
         yield from _strong_pair(race)
+
+
+def _passing_on(race: RaceSite) -> Iterator[Remedy]:
+    """What the entry already passes on from thread to thread, made stronger."""
+    yield from _semantics_of_barriers(race)
+    yield from _signals(race)
+    yield from _later_releases(race)
+    yield from _meetings_before_signals(race)
 
 
 def _crossing(race: RaceSite) -> Iterator[Remedy]:
@@ -195,15 +209,19 @@ def _semantics_of_barriers(race: RaceSite) -> Iterator[Remedy]:
     missing = "a release by who arrives and an acquire by who waits: .relaxed orders no memory"
     section = "barriers-in-memory"
     edits: list[tuple[str, PtxEdit]] = []
+    relaxed = False
     for each in race.instructions:
         stem = re.match(r"(mbarrier\.(?:arrive|test_wait|try_wait)|barrier\.cluster\.(?:arrive|wait))", each.opcode)
         if stem is None:
             continue
         spelled = each.opcode.replace(".relaxed", ".release" if "arrive" in stem[1] else ".acquire")
+        relaxed = relaxed or spelled != each.opcode
         if race.relation in ("cluster", "grid"):
             spelled = re.sub(r"\.cta(?=\.)", ".cluster", spelled)
         if spelled != each.opcode:
             edits.append((f"{spelled} at {where(each)}", PtxEdit(each, "opcode", spelled)))
+    if not relaxed:
+        missing = f"a scope that has both threads: .{race.scope}"
     for words, edit in edits[:SINGLE]:
         yield Remedy(words, (edit,), missing, section)
     if 1 < len(edits) <= SINGLE:
@@ -240,14 +258,15 @@ def _later_releases(race: RaceSite) -> Iterator[Remedy]:
 def _sequential_fences(race: RaceSite) -> Iterator[Remedy]:
     """Threads that write one place and read the other's: only fences `.sc` have an order of their own."""
     missing = "a fence.sc between the strong write and the strong read of each thread"
-    found: list[PtxEdit] = []
+    found: list[tuple[str, PtxEdit]] = []
     for each in race.instructions:
         stem, *rest = each.opcode.split(".")
         if stem == "fence" and "acq_rel" in rest:
-            found.append(PtxEdit(each, "opcode", _scoped(each.opcode.replace("acq_rel", "sc"), race.scope)))
-    for some in [found] if 0 < len(found) <= SINGLE else []:
-        words = " and ".join(f"{edit.text} at line {edit.at.line}" for edit in some)
-        yield Remedy(words, tuple(some), missing, "fences-in-sequence")
+            spelled = _scoped(each.opcode.replace("acq_rel", "sc"), race.scope)
+            found.append((f"{spelled} at {where(each)}", PtxEdit(each, "opcode", spelled)))
+    if 0 < len(found) <= SINGLE:
+        words = " and ".join(words for words, _ in found)
+        yield Remedy(words, tuple(edit for _, edit in found), missing, "fences-in-sequence")
 
 
 # Signals: strong accesses and fences
@@ -257,7 +276,7 @@ def _scoped(opcode: str, scope: str) -> str:
     """A spelling with another scope."""
     stem, *parts = opcode.split(".")
     if stem == "membar":
-        return f"membar.{ {'cta': 'cta', 'cluster': 'gl', 'gpu': 'gl', 'sys': 'sys'}[scope] }"
+        return {"cta": "membar.cta", "cluster": "fence.sc.cluster", "gpu": "membar.gl", "sys": "membar.sys"}[scope]
     known = [part for part in parts if part in _WIDER]
     if known:
         return ".".join([stem, *(scope if part == known[0] else part for part in parts)])
@@ -266,7 +285,8 @@ def _scoped(opcode: str, scope: str) -> str:
 
 def _strength(race: RaceSite) -> Iterator[Remedy]:
     """Both accesses touch one place, and one is strong: the other has to be, in scopes that have both threads."""
-    if not mixed(race) or race.earlier is None:
+    if not mixed(race) or race.earlier is None or race.error.poll is not None:
+        # Who has polled a signal wants what came before it.
         return
     missing = "strength: a plain access races with every access of another thread, strong ones too"
     narrow = [

@@ -113,7 +113,7 @@ class RaceSite:
         return self.error.among is not None and "bulk copy" not in self.error.message
 
     @property
-    def _one_store(self) -> bool:
+    def one_store(self) -> bool:
         """Whether two lanes of a warp store at one place by one instruction."""
         both = self.relation == "warp" and self.error.kind == "write-write" and self.later == self.earlier
         return both and self.later.opcode.split(".")[0] == "st"
@@ -148,7 +148,7 @@ class RaceSite:
             return "the end of an asynchronous copy, which nobody waited for", "asynchronous-copies"
         if widths(self) is not None:
             return "one width: strong accesses excuse each other if they are of the very same bytes", MIXED
-        if self._one_store:
+        if self.one_store:
             return LANES
         if self.crosses:
             return CROSSED
@@ -162,6 +162,10 @@ MIXED = "strong-and-plain-accesses"
 LANES = (
     "the choice of one lane: several store unlike values at one place, and which of them stays is not defined",
     "lanes-of-one-store",
+)
+UPDATES = (
+    "an atomic: each thread stores what it made of the value that it read, and what another one stores between is lost",
+    "updates-by-several-threads",
 )
 PROXY = ("a fence between the generic and the asynchronous proxy, by whoever wrote, before the barrier", "proxies")
 CROSSED = (

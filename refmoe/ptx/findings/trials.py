@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 
 from refmoe.ptx.engine.cluster.meetings import ClusterMeetings
 from refmoe.ptx.engine.lanes import OutOfTime
-from refmoe.ptx.errors import PtxError, RaceError
+from refmoe.ptx.errors import MemoryFault, PtxError, RaceError
 from refmoe.ptx.findings.barriers import BARRIERS
 from refmoe.ptx.findings.edits import Unplaced, apply
 from refmoe.ptx.findings.finding import Finding
@@ -93,12 +93,14 @@ class Agreed:
         same: whether it left the same bytes under all of them.
         lines: those that it warned of, or that raced under one.
         failed: whether it had another fault under one.
+        raced: whether a race ended it under one.
     """
 
     schedules: int
     same: bool
     lines: frozenset[int] = frozenset()
     failed: bool = False
+    raced: bool = False
 
 
 class Agreeing(Protocol):
@@ -122,8 +124,9 @@ class Ended:
     meetings: ClusterMeetings | None = None
 
 
-# What became of a launch: a race, an end without a fault, or None for another fault.
-Outcome = RaceError | Ended | None
+# What became of a launch: a race, a read of bytes that nobody wrote, an end without a fault, or None for another fault,
+# which the change itself may have made.
+Outcome = RaceError | MemoryFault | Ended | None
 Tried = Literal["clean", "another", "not"]
 
 
@@ -157,6 +160,8 @@ class Trials:
     Args:
         run: runs a module aside, with what became of it.
         agreeing: runs it under several schedules.
+        hides: whether the fault that ends a module's launch only hides a race, which it has before or behind it, or
+            which it does not come to.
         site: the code of a race of a module, or None.
         steps: how many the launch has taken so far.
         allowance: how long changes may be tried.
@@ -166,15 +171,18 @@ class Trials:
         self,
         run: Callable[[Module], Outcome],
         agreeing: Agreeing,
+        hides: Callable[[RaceError | MemoryFault, RaceSite, Module], bool],
         site: Callable[[RaceError, Module], RaceSite | None],
         steps: Callable[[], int],
         allowance: Allowance,
     ) -> None:
-        self._run, self._agreeing, self._site, self._steps = run, agreeing, site, steps
+        self._run, self._agreeing, self._hides, self._site, self._steps = run, agreeing, hides, site, steps
         self._allowance = allowance
         # What became of edited texts, and the changes that made a launch clean, with the lines that still race.
         self._modules: dict[str, Module] = {}
         self._outcomes: dict[str, Outcome] = {}
+        # Whether the fault of an edited text hides the race of two lines.
+        self._hidden: dict[tuple[str, frozenset[int]], bool] = {}
         self._agreed: dict[str, Agreed] = {}
         self._clean: list[tuple[Change, frozenset[int]]] = []
         # Edited texts with barriers of a cluster that the module does not have.
@@ -225,6 +233,11 @@ class Trials:
                 f"one access is of {differ[0]} bytes and the other of {differ[1]}: strong accesses excuse each "
                 "other if they are of the very same bytes, so give them one width, or an order"
             )
+        if race.one_store:
+            return (
+                "nothing orders lanes in one execution of a store: choose the lane that stores, or let each store at a "
+                "place of its own"
+            )
         if self._loose is not None:
             return (
                 f"with {self._loose.words} the two may come in any order, and the result depends on the schedule; "
@@ -244,6 +257,7 @@ class Trials:
         """
         another: list[tuple[Change, RaceError]] = []
         depends: Change | None = None
+        beside: Change | None = None
         candidates = list(islice(remedies(race), self._most(race)))
         # What left this race is as good a guess for it.
         candidates.sort(key=lambda each: _texts(each) != like)
@@ -257,12 +271,19 @@ class Trials:
             alone = self._met(remedy, race, module, apart, text) if outcome != "not" else None
             if alone is None:
                 continue
-            if outcome == "another" and left is not None and remedy.orders:
-                another.append((Change(remedy, text, alone, False, Agreed(1, True)), left))
+            if outcome == "another" and remedy.orders:
+                change = Change(remedy, text, alone, False, Agreed(1, True))
+                if left is not None:
+                    another.append((change, left))
+                beside = beside or change
             if outcome != "clean":
                 continue
             change = Change(remedy, text, alone, True, self._under_schedules(text, module))
             if change.agreed.failed or change.agreed.lines & _lines_of(race):
+                continue
+            if change.agreed.raced:
+                # Another race shows under another schedule.
+                beside = beside or (replace(change, clean=False) if remedy.orders else None)
                 continue
             if change.mends:
                 self._clean.append((change, self._lines(text)))
@@ -280,12 +301,13 @@ class Trials:
                 more = None if site is None else self._best(site, inner, change.apart, depth + 1, _texts(change.remedy))
                 if more is not None and more.mends:
                     return self._together(change, more)
-        return depends or (another[0][0] if another else None)
+        return depends or beside
 
     def _together(self, one: Change, more: Change) -> Change:
         first, then = one.remedy, more.remedy
         words = f"{first.words}, and {then.words}"
-        if _texts(first) == _texts(then)[: len(first.edits)] and len({each.at.source for each in then.edits}) == 1:
+        turns = len(then.edits) // len(first.edits)
+        if _texts(first) * turns == _texts(then) and len({each.at.source for each in then.edits}) == 1:
             lines = ", ".join(str(line) for line in dict.fromkeys(each.at.line for each in then.edits))
             words = f"{first.words}, and likewise at line {lines} of the same source"
         remedy = replace(first, words=words, edits=(*first.edits, *then.edits), orders=first.orders and then.orders)
@@ -342,7 +364,12 @@ class Trials:
             return "not", "", None
         if isinstance(outcome, RaceError):
             same = outcome.kind == race.error.kind or outcome.buffer == race.error.buffer
-            return ("not", "", None) if outcome.line in _lines_of(race) and same else ("another", text, outcome)
+            if (outcome.line in _lines_of(race) and same) or self._is_hidden(text, outcome, race, module):
+                return "not", "", None
+            return "another", text, outcome
+        if isinstance(outcome, MemoryFault):
+            hidden = self._is_hidden(text, outcome, race, module)
+            return ("not", "", None) if hidden else ("another", text, None)
         left = next((each for each in outcome.warnings if each.line == race.error.line), None)
         if left is not None and race.error.warning:
             return "not", "", None
@@ -351,9 +378,19 @@ class Trials:
             left = left or next((each for each in outcome.warnings if each.poll is not None), None)
         return ("clean", text, None) if left is None else ("another", text, left)
 
+    def _is_hidden(self, text: str, left: RaceError | MemoryFault, race: RaceSite, module: Module) -> bool:
+        """Whether what is left in a launch with a text only hides the race."""
+        key = text, frozenset(_lines_of(race))
+        if key not in self._hidden:
+            self._hidden[key] = self._hides(left, race, self._edited(text, module))
+        return self._hidden[key]
+
     def _outcome(self, text: str, module: Module) -> Outcome:
         try:
             return self._run(self._edited(text, module))
+        except MemoryFault as fault:
+            # No change makes bytes that nobody wrote.
+            return fault if fault.kind == "uninitialised" else None
         except PtxError:
             return None
 

@@ -8,6 +8,7 @@ nothing in it is initialised.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -236,6 +237,7 @@ class Arena:
 
     def __init__(self) -> None:
         self.regions: list[Region] = []
+        self._names: Counter[str] = Counter()
         # Counts stores and atomics that changed something: whether polling loops can see anything new.
         self.changes = 0
 
@@ -254,7 +256,7 @@ class Arena:
         """A new buffer with its own window.
 
         Args:
-            name: for messages.
+            name: for messages; a second region of a name is told apart, `"scratch (2)"`.
             space: `"global"`, `"const"` or `"param"`.
             content: its bytes [size]; None for zeros.
             size: bytes.
@@ -278,6 +280,9 @@ class Arena:
             valid = untouched((padded(size),))
         base = (len(self.regions) + 1) << WINDOW_BITS
         unwritten |= poisoned
+        self._names[name] += 1
+        if self._names[name] > 1:
+            name = f"{name} ({self._names[name]})"
         region = Region(name, space, base, size, 0, data, valid, writable, poisoned, journal, unwritten)
         self.regions.append(region)
         return region

@@ -63,6 +63,14 @@ OTHERS = "atom.global.add.u32 %r15, [%d0+4], 1;"
     (PLAIN.replace("more:", "mov.u32 %r20, %r5; more:", 1) + "st.global.u32 [%d4], %r20;", "an output byte"),
     # What was computed of a value that was not right.
     (PLAIN.replace("@%p1 bra more;", "") + "st.global.u32 [%d4], %r7;", "an output byte"),
+    # The very value that was compared, which was not right; and another comparison of it, or of a part of it.
+    (PLAIN.replace("@%p1 bra more;", "") + "st.global.u32 [%d4], %r6;", "an output byte"),
+    (PLAIN.replace("@%p1 bra more;", "") + "setp.eq.u32 %p2, %r6, 0; @%p2 bra end; end:", "a branch"),
+    (PLAIN.replace("%p1, %r5, %r6", "%p1, %r5, %r6; setp.ge.u32 %p2, %r5, %r6; @%p2 bra end") + "end:", "a branch"),
+    (PLAIN.replace("setp.ne.u32 %p1, %r5, %r6",
+                   "cvt.u16.u32 %h1, %r5; cvt.u16.u32 %h2, %r6; setp.ne.u16 %p1, %h1, %h2"), "a branch"),
+    # What the CAS found is no more what the register holds.
+    (PLAIN.replace("setp.ne", "add.u32 %r5, %r5, 1; setp.ne").replace("bra more;", "bra end; end:"), "a branch"),
     # It is the value of another word, or of a part of it, which the CAS does not check.
     (PLAIN.replace("ld.global.u32 %r5, [%d0];", "ld.global.u32 %r5, [%d0+4];") + OTHERS, "the comparison of an atomic"),
     (PLAIN.replace("ld.global.u32 %r5", "ld.global.u16 %r5"), ""),
@@ -70,10 +78,22 @@ OTHERS = "atom.global.add.u32 %r15, [%d0+4], 1;"
     (PLAIN.replace("more:", "ld.global.u32 %r8, [%d0+4]; more:", 1).replace("%r6, 1", "%r6, %r8") + OTHERS, ""),
     # It decides on the way to the CAS.
     (PLAIN.replace("more:", "setp.gt.u32 %p2, %r5, 7; @%p2 bra end; more:", 1) + "end:", "a branch"),
-], ids=["leaks", "leaks what it made", "another word", "a part", "two reads", "a branch"])  # fmt: skip
+], ids=["leaks", "leaks what it made", "leaks what it compared", "decides later", "another relation", "of a part",
+        "of something else", "another word", "a part", "two reads", "a branch"])  # fmt: skip
 def test_what_the_cas_does_not_check_is_a_fault(body: str, use: str) -> None:
     with pytest.raises(ptx.RaceError, match=f"the value that was read reaches {use}"):
         launch(body)
+
+
+@pytest.mark.parametrize("loop", [
+    PLAIN.replace("setp.ne.u32 %p1, %r5, %r6", "setp.ne.u32 %p1, %r6, %r5"),
+    PLAIN.replace("setp.ne.u32 %p1, %r5, %r6;\n    @%p1", "setp.eq.s32 %p1, %r5, %r6;\n    @!%p1"),
+    PLAIN.replace("setp.ne.u32 %p1, %r5, %r6", "mov.b32 %r8, %r6; setp.ne.b32 %p1, %r5, %r8"),
+], ids=["swapped", "equal", "copy"])  # fmt: skip
+def test_that_the_cas_has_failed_is_no_use(loop: str) -> None:
+    assert loop != PLAIN
+    *_, result = launch(loop)
+    assert {each.warning for each in result.warnings} == {"unused value"}
 
 
 def test_a_value_that_another_thread_has_read_is_not_its_own() -> None:

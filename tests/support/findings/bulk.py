@@ -131,6 +131,12 @@ _MMA = (
     .replace("}}", "}")
 )
 _SHUFFLE = "shfl.sync.bfly.b32 %r13, %r12, 1, 31, -1;"
+# Half of the lanes each: those of the other half are not behind the lane that signals.
+_HALVES = (
+    "and.b32 %r14, %r1, 16; setp.ne.u32 %p6, %r14, 0; @%p6 bra HIGH;"
+    "shfl.sync.bfly.b32 %r13, %r12, 1, 31, 0xffff; bra MET; HIGH: shfl.sync.bfly.b32 %r13, %r12, 1, 31, 0xffff0000;"
+    "MET: mov.u32 %r14, 0;"
+)
 _OTHER_SHUFFLE = "mov.u32 %r14, 3; shfl.sync.bfly.b32 %r13, %r14, 1, 31, -1;"
 
 
@@ -181,6 +187,8 @@ BULK_ROWS = [
     BulkRow("a collective behind the signal", pipeline(late=_SHUFFLE, kept="%r13"),
             pipeline(meet=MEET, late=_SHUFFLE, kept="%r13"), "read-write",
             _PIPE, "bar.warp.sync", "two-lanes-of-a-warp"),
+    BulkRow("halves of a warp took the values", pipeline(_HALVES, kept="%r13"), pipeline(_HALVES, MEET, kept="%r13"),
+            "read-write", _PIPE, "bar.warp.sync", "two-lanes-of-a-warp"),
     BulkRow("mma took the values", pipeline(_MMA, kept="%r30"), pipeline(_MMA, MEET, kept="%r30"), "read-write",
             _PIPE, "__syncwarp()",
             "values-that-a-collective-took", "warp-collective"),

@@ -280,7 +280,7 @@ HOPELESS_ROWS = [
         "st.global.u32 [%d0], %r7;\nDONE:\nret;", "", "", _PLAIN, "the result depends on the schedule",
         "strong-and-plain-accesses", "", 2),
     Row("two writes of one place", "st.global.u32 [%d0], %r1;\nret;", "", "", _PLAIN,
-        "the result depends on the schedule", "lanes-of-one-store", "", 1, 32),
+        "choose the lane that stores", "lanes-of-one-store", "", 1, 32),
     Row("one place in two widths", "setp.ne.u32 %p3, %r1, 0;\n@%p3 bra DONE;\nsetp.eq.u32 %p1, %r60, 0;\n"
         "@%p1 atom.global.add.u64 %d9, [%d1], 1;\n@%p1 bra DONE;\nld.relaxed.gpu.global.u32 %r7, [%d1];\n"
         "st.global.u32 [%d0], %r7;\nDONE:\nret;", "", "", _PLAIN, "one width", "strong-and-plain-accesses", "", 2),

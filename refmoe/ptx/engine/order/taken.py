@@ -74,6 +74,10 @@ class TakenAccesses:
         self._new.append(rows)
         self._widest = max(self._widest, width)
 
+    def lines(self) -> frozenset[int]:
+        """The lines of all instructions that were taken down."""
+        return frozenset(each.line for each in self._instructions)
+
     def find(self, sought: Sought) -> Instruction | None:
         """The instruction of an access: of that step if there is one, of that kind, and the latest; None for none."""
         self._settle()

@@ -65,6 +65,10 @@ class RaceWitness:
         """Take down accesses of `width` bytes at byte `begin` [n] by `threads` [n]."""
         self._taken[region].add(instruction, step, begin, width, threads, writes, reads)
 
+    def lines(self, region: str) -> frozenset[int]:
+        """The lines of the instructions that touched a region."""
+        return self._taken[region].lines()
+
     def earlier(self, region: str, byte: int, record: int, kind: str) -> Instruction | None:
         """The instruction of the access of a record, or None if it was not taken down."""
         # An agent stands for the thread that issued its copies.

@@ -26,6 +26,7 @@ class FollowedInstruction:
         uses: those that it reads when it runs, its guard included.
         quiet: whether all of its results are defined where all that it uses is.
         product: whether it is a product of a warpgroup.
+        decided: whether a CAS has told what it compares, see `decided_by_swaps`.
     """
 
     instruction: Instruction
@@ -34,6 +35,7 @@ class FollowedInstruction:
     uses: tuple[Register, ...]
     quiet: bool
     product: bool
+    decided: bool
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,24 @@ class FollowedBlock:
     homes: frozenset[int]
 
 
-def followed_block(block: Block, homes: Mapping[str, tuple[int, str]]) -> FollowedBlock:
-    """What is to be known of a block; `homes`: (number, kind) of each register that lives across blocks, by name."""
-    instructions = tuple(_followed(each) for each in instructions_of(block))
+def followed_block(
+    block: Block, homes: Mapping[str, tuple[int, str]], decided: frozenset[Instruction]
+) -> FollowedBlock:
+    """What is to be known of a block.
+
+    Args:
+        block: it.
+        homes: (number, kind) of each register that lives across blocks, by name.
+        decided: see `decided_by_swaps`.
+    """
+    instructions = tuple(_followed(each, each in decided) for each in instructions_of(block))
     named = {register.name for each in instructions_of(block) for part in results_and_uses(each) for register in part}
     return FollowedBlock(instructions, frozenset(homes[name][0] for name in named & homes.keys()))
 
 
-def _followed(instruction: Instruction) -> FollowedInstruction:
+def _followed(instruction: Instruction, decided: bool) -> FollowedInstruction:
     stem, product = instruction.opcode.split(".")[0], is_product(instruction)
     # A product uses more registers than `uses_of` says.
     quiet = not (stem in _BEGINNERS or instruction.opcode.startswith("wmma.load") or product)
     results, uses = tuple(results_and_uses(instruction)[0]), tuple(uses_of(instruction))
-    return FollowedInstruction(instruction, stem, results, uses, quiet, product)
+    return FollowedInstruction(instruction, stem, results, uses, quiet, product, decided)

@@ -6,8 +6,8 @@
 The CUDA C++ Programming Guide builds its atomics so. The plain read races with the atomics of others, and gives any
 value. But nothing is stored unless the value is the one that is there: then it was right. Else the loop takes what the
 CAS found. So a CAS is no use of such a value, nor of what was computed of it and would take its place. Behind one that
-has stored, the value and all that was computed of it are right. Behind one that has not, the value is what the thread
-compares with what the CAS found, and whatever else it was used for is not right.
+has stored, the value and all that was computed of it are right. Behind one that has not, neither is. But that the value
+differs from what the CAS found is certain, so that the comparison of the two, which ends the loop, is no use either.
 
 That holds for a thread's own read of the bytes that it compares. If other values that nobody knows may be in what it
 compares or stores, the comparison stays a use: of several that meet in one register only one is told.
@@ -15,16 +15,74 @@ compares or stores, the comparison stays a use: of several that meet in one regi
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from refmoe.ptx.engine.order.racing_reads import Read
 from refmoe.ptx.engine.undefined.origins import Origin, Origins, Raced
+from refmoe.ptx.program.blocks import Block, Program
+from refmoe.ptx.program.registers import results_and_uses
+from refmoe.ptx.text.memory_ops import memory_opcode
+from refmoe.ptx.text.syntax import Instruction, Register
 
 Array = Any
 #: Which operand of a CAS is compared.
 COMPARED = 2
+_EQUALITY = re.compile(r"setp\.(?:eq|ne)\.[bus](\d+)")
+
+
+def decided_by_swaps(program: Program) -> frozenset[Instruction]:
+    """The instructions that compare what a CAS before them has compared with what it found.
+
+    The CAS has told the result: whether the two are equal. Every way to them comes from the CAS, and copies of what it
+    compared count as that does.
+    """
+    ways = Counter(target for block in program.blocks for target in block.terminator.targets)
+    decided = set[Instruction]()
+    for block in program.blocks:
+        for number, each in enumerate(block.instructions):
+            parts = memory_opcode(each.opcode)
+            if parts is None or parts.operation != "cas" or parts.count > 1 or each.guard is not None:
+                continue
+            found, own = each.operands[0], each.operands[COMPARED]
+            if isinstance(found, Register) and isinstance(own, Register) and found.name != own.name:
+                behind = _behind(program, block, number, ways)
+                decided |= _equalities(behind, {found.name}, {own.name}, 8 * parts.size)
+    return frozenset(decided)
+
+
+def _behind(program: Program, block: Block, number: int, ways: Mapping[int, int]) -> Iterator[Instruction]:
+    """What follows an instruction of a block, up to where lanes part, wait, or come from elsewhere."""
+    yield from block.instructions[number + 1 :]
+    passed = {block.index}
+    while block.terminator.kind == "jump":
+        (target,) = block.terminator.targets
+        if ways[target] > 1 or target in passed or target == 0:
+            return
+        passed.add(target)
+        block = program.blocks[target]
+        yield from block.instructions
+
+
+def _equalities(behind: Iterable[Instruction], found: set[str], own: set[str], bits: int) -> set[Instruction]:
+    """Which instructions behind a CAS compare the two; `found` and `own` are the names of the registers behind it."""
+    decided = set[Instruction]()
+    for each in behind:
+        names = [operand.name if isinstance(operand, Register) else "" for operand in each.operands]
+        equality = _EQUALITY.fullmatch(each.opcode)
+        if equality is not None and int(equality[1]) == bits and each.guard is None and len(names) == 3:
+            first, second = names[1:]
+            if (first in found and second in own) or (first in own and second in found):
+                decided.add(each)
+        written = {register.name for register in results_and_uses(each)[0]}
+        copied = each.opcode.startswith("mov.") and each.guard is None and names[1:] and names[1] in own
+        found -= written
+        own = own - written | (written if copied else set[str]())
+    return decided
 
 
 class Compared:

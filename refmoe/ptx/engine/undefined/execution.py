@@ -25,7 +25,7 @@ from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.undefined import warps
 from refmoe.ptx.engine.undefined.blocks import FollowedInstruction
-from refmoe.ptx.engine.undefined.compared import COMPARED, Compared
+from refmoe.ptx.engine.undefined.compared import Compared
 from refmoe.ptx.engine.undefined.origins import Origins, Stored
 from refmoe.ptx.engine.undefined.rules import everything, kinds_of, sum_mask, undefined_results, upward
 from refmoe.ptx.engine.undefined.shades import Shade, blamed, masks_of, of_any, shade
@@ -102,7 +102,7 @@ class Registers(Protocol):
         """The registers of which what an instruction uses may be computed."""
         ...
 
-    def trust(self, instruction: Instruction, compared: Compared, lanes: Array, wrote: Array) -> None:
+    def trust(self, compared: Compared, lanes: Array, wrote: Array) -> None:
         """A CAS has checked what lanes had read."""
         ...
 
@@ -252,7 +252,7 @@ class Execution:
             on = np.broadcast_to(np.asarray(values[guard.name]), self.frame.count)
             self._guard = ~on if instruction.negated else on
             self._guard_shade = self.held(guard)
-        if followed.quiet and all(self.held(register) is None for register in followed.uses):
+        if followed.decided or (followed.quiet and all(self.held(register) is None for register in followed.uses)):
             self._results = self._define
             return
         if stem not in _COMPUTED and self._guard_shade is not None:
@@ -590,16 +590,13 @@ class Execution:
 
     def _trust(self, compared: Compared, lanes: Array, where: Array, wrote: Array) -> None:
         """`lanes` [n], at `where` [n] in the frame, have compared what they had read; bool [n]: and have stored."""
-        assert self.instruction is not None
-        own = self.instruction.operands[COMPARED]
         for name, held in list(self._shades.items()):
             if held is not None:
-                found = compared.of_reads(np.where(held.open[where], held.origins[where], 0))
-                found &= wrote | (isinstance(own, Register) and own.name == name)
+                found = wrote & compared.of_reads(np.where(held.open[where], held.origins[where], 0))
                 mask = held.mask.copy()
                 mask[where[found]] = 0
                 self._shades[name] = shade(mask, held.origins)
-        self.follower.trust(self.instruction, compared, lanes, wrote)
+        self.follower.trust(compared, lanes, wrote)
 
     def _load_matrix(self, instruction: Instruction) -> None:
         self.use("an address", self.shade(instruction.operands[1]))

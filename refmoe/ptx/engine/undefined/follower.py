@@ -23,7 +23,7 @@ from refmoe.ptx.engine.native_state import NativeState
 from refmoe.ptx.engine.order.racing_reads import RacingReads
 from refmoe.ptx.engine.undefined import memory
 from refmoe.ptx.engine.undefined.blocks import FollowedBlock, followed_block
-from refmoe.ptx.engine.undefined.compared import COMPARED, Compared
+from refmoe.ptx.engine.undefined.compared import Compared, decided_by_swaps
 from refmoe.ptx.engine.undefined.execution import Execution
 from refmoe.ptx.engine.undefined.findings import Use, finding
 from refmoe.ptx.engine.undefined.origins import Origins, Raced, Uninitialised
@@ -34,7 +34,7 @@ from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.program.registers import results_and_uses
 from refmoe.ptx.program.unwritten import instructions_of, uses_of
 from refmoe.ptx.state.memory import Region
-from refmoe.ptx.text.syntax import Instruction, Register
+from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
 # An instruction, by its line and its text: one that was inlined stands in several blocks.
@@ -55,6 +55,7 @@ class Following:
         left: undefined values that the launch left in workspaces, as the error that each is in a result.
         blocks: what is to be known of the blocks of the code that were followed, and whether undefined values are known
             to begin in them, by place.
+        decided: comparisons whose result a CAS has told, see `decided_by_swaps`; None as long as no block is followed.
     """
 
     begins: frozenset[Place] = frozenset()
@@ -65,11 +66,14 @@ class Following:
     racing: RacingReads | None = None
     left: list[LaneError] = field(default_factory=list)
     blocks: dict[int, tuple[FollowedBlock, bool]] = field(default_factory=dict)
+    decided: frozenset[Instruction] | None = None
 
     def block(self, place: int, code: Code) -> tuple[FollowedBlock, bool]:
         """What is to be known of a block of the code, and whether it is to be followed from the start."""
         if place not in self.blocks:
-            found = followed_block(code.program.blocks[place], code.homes)
+            if self.decided is None:
+                self.decided = decided_by_swaps(code.program)
+            found = followed_block(code.program.blocks[place], code.homes, self.decided)
             here = ((each.instruction.line, each.instruction.text) in self.begins for each in found.instructions)
             self.blocks[place] = found, self.everywhere or any(here)
         return self.blocks[place]
@@ -249,17 +253,12 @@ class UndefinedFollower:
             self._sources[instruction] = frozenset(found)
         return self._sources[instruction]
 
-    def trust(self, instruction: Instruction, compared: Compared, lanes: Array, wrote: Array) -> None:
-        """A CAS has checked what `lanes` [n] had read: their registers that came from there are defined.
-
-        Where it found another value, and did not write, that is so of the register alone that it compared.
-        """
-        own = instruction.operands[COMPARED]
+    def trust(self, compared: Compared, lanes: Array, wrote: Array) -> None:
+        """A CAS has checked what `lanes` [n] had read: where it wrote, registers that came from there are defined."""
         for number, mask in list(self._masks.items()):
-            is_own = isinstance(own, Register) and self.code.homes.get(own.name, (-1, ""))[0] == number
             where = np.zeros(self.machine.lanes, np.bool_)
             found = compared.of_reads(np.where(mask[lanes] != 0, self._origins[number][lanes], 0))
-            where[lanes] = found if is_own else found & wrote
+            where[lanes] = found & wrote
             self.write(number, where)
         if self.following.racing is not None:
             self.following.racing.check(compared.racing)
