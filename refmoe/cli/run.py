@@ -156,7 +156,8 @@ def run(
 
     text = _read(kernel)
     if kernel.suffix in _CUDA:
-        usage(f"{kernel}: found CUDA C++; needed PTX: nvcc -ptx -lineinfo -arch=sm_90a {shlex.quote(str(kernel))}")
+        compiler = f"nvcc -ptx -lineinfo -arch=sm_90a {'' if kernel.suffix == '.cu' else '-x cu '}"
+        usage(f"{kernel}: found CUDA C++; needed PTX, for example of {compiler}{shlex.quote(str(kernel))}")
     document: dict[str, Any] = {"kernel": str(kernel), "fault": None, "outputs": []}
     try:
         module = Module.parse(text, name=kernel.name)

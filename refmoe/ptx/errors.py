@@ -34,7 +34,7 @@ class WrittenInstruction(Protocol):
 
     @property
     def caller(self) -> str | None:
-        """Where the function of `source` is inlined in the end, in the same form, or None where it is not."""
+        """Where the function of `source` is inlined, in the same form, or None where it is not."""
         ...
 
     @property
@@ -166,7 +166,7 @@ class LaneError(PtxError):
         thread: its index in the CTA, (x, y, z).
         line: line of the instruction in the PTX text, 1-based.
         source: `file:line` of the `.loc` directive in force, or None.
-        caller: where the function of `source` is inlined in the end, in the same form, or None where it is not.
+        caller: where the function of `source` is inlined, in the same form, or None where it is not.
         text: the instruction.
     """
 

@@ -138,7 +138,7 @@ def test_cuda_goes_through_a_compiler_first(name: str) -> None:
     Path(name).write_text("__global__ void k() {}")
     found = run(name)
     assert found.exit_code == 2
-    assert f"{name}: found CUDA C++; needed PTX: nvcc -ptx -lineinfo" in found.output
+    assert f"{name}: found CUDA C++; needed PTX, for example of nvcc -ptx -lineinfo" in found.output
 
 
 def test_standard_input_and_broken_text() -> None:

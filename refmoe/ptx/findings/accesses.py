@@ -48,7 +48,7 @@ class Accessed:
         thread: that thread, or one of several; None for a copy that completes on a barrier.
         line: in the PTX text, 1-based.
         source: `file:line` of the `.loc` in force, or None.
-        caller: where the function of `source` is inlined in the end, in the same form, or None where it is not.
+        caller: where the function of `source` is inlined, in the same form, or None where it is not.
         text: the instruction.
     """
 

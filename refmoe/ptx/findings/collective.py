@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from refmoe.ptx.text.syntax import Instruction, Label, Operand, Register, Symbol, parts
+from refmoe.ptx.text.syntax import Immediate, Instruction, Label, Operand, Register, Symbol, parts
 
 # Those that all lanes of a warp execute together and that take a value of each lane.
 _COLLECTIVE = re.compile(
@@ -39,8 +39,10 @@ def members(collective: Instruction) -> str:
     """The lanes that execute a collective together, as PTX has the mask: `0xffffffff`, or a register."""
     if collective.opcode.split(".")[0] not in _MASKED:
         return ALL_LANES
-    mask = collective.text.rstrip("; ").rsplit(",", 1)[1].strip()
-    return ALL_LANES if mask in ("-1", "0xffffffff", "0xFFFFFFFF", "4294967295") else mask
+    mask = collective.operands[-1]
+    if isinstance(mask, Immediate):
+        return f"0x{mask.value & 0xFFFFFFFF:x}"
+    return collective.text.rstrip("; ").rsplit(",", 1)[1].strip()
 
 
 def meeting_at(collective: Instruction) -> str:

@@ -289,6 +289,12 @@ class Explainer:
                     continue
                 if (error.space, error.buffer) != (fault.space, fault.buffer) or error.warning:
                     return fault
+                pair, offset = self.seen(error, module, exact), fault.offset or 0
+                threads = {thread for sides in pair.sides for thread in sides}
+                touched = not pair.bytes.isdisjoint(range(offset, offset + fault.size))
+                if not touched and (fault.block, fault.thread) not in threads:
+                    # It is a race of other threads, at other bytes.
+                    return fault
                 race = self.explained(error, module, exact)
                 return fault.of(race) if fault.line in _lines_of(race) else fault
             except (PtxError, OutOfTime):
@@ -369,7 +375,8 @@ class Explainer:
     def _hides(self, left: RaceError | MemoryFault, race: RaceSite, module: Module) -> bool:
         """Whether the fault that ends a launch of an edited module only hides a race there.
 
-        Behind another race the launch goes on with a witness. It has to come to both accesses, without this race.
+        Behind another race the launch goes on with a witness. Behind a read of bytes that nobody wrote it does not: it
+        has to have come to both accesses before.
         """
         lines = _lines_of(race)
         regions = {race.error.buffer} | ({left.buffer} if isinstance(left, RaceError) else set())

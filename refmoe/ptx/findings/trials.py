@@ -353,12 +353,16 @@ class Trials:
 
     def _became(self, text: str, race: RaceSite, module: Module) -> tuple[Tried, str, RaceError | None]:
         """(what became of a launch with a text, the text, the race that is left)."""
+        try:
+            return self._seen_to(text, race, module)
+        except OutOfTime:
+            self._allowance.cut = True
+            return "not", "", None
+
+    def _seen_to(self, text: str, race: RaceSite, module: Module) -> tuple[Tried, str, RaceError | None]:
+        """The same, unless there is no time left."""
         if text not in self._outcomes:
-            try:
-                self._outcomes[text] = self._outcome(text, module)
-            except OutOfTime:
-                self._allowance.cut = True
-                return "not", "", None
+            self._outcomes[text] = self._outcome(text, module)
         outcome = self._outcomes[text]
         if outcome is None:
             return "not", "", None

@@ -280,9 +280,11 @@ class Arena:
             valid = untouched((padded(size),))
         base = (len(self.regions) + 1) << WINDOW_BITS
         unwritten |= poisoned
-        self._names[name] += 1
-        if self._names[name] > 1:
-            name = f"{name} ({self._names[name]})"
+        first = name
+        while name in self._names:
+            self._names[first] += 1
+            name = f"{first} ({self._names[first]})"
+        self._names[name] = 1
         region = Region(name, space, base, size, 0, data, valid, writable, poisoned, journal, unwritten)
         self.regions.append(region)
         return region

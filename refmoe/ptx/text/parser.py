@@ -20,7 +20,6 @@ from refmoe.ptx.text import expressions, lexer
 from refmoe.ptx.text.cursor import Cursor
 from refmoe.ptx.text.legacy import modernised
 from refmoe.ptx.text.literals import literal_bits
-from refmoe.ptx.text.locations import Locations, Place
 from refmoe.ptx.text.scopes import KINDS, Scope, type_bits
 from refmoe.ptx.text.stack import with_stack
 from refmoe.ptx.text.syntax import (
@@ -111,7 +110,9 @@ class _Parser(Cursor):
     def __init__(self, text: str, name: str, tokens: list[lexer.Token], result: ParsedModule) -> None:
         super().__init__(text, name, tokens)
         self.result = result
-        self.locations = Locations()
+        # Of the `.loc` in force: (file, line), and where its function is inlined.
+        self.location: tuple[int, int] | None = None
+        self.caller: tuple[int, int] | None = None
 
     # Module scope
 
@@ -171,8 +172,9 @@ class _Parser(Cursor):
     def loc(self) -> None:
         # .loc file line column [, function_name label {+ offset}, inlined_at file line column]
         self.take()
-        place = self.integer(), self.integer(), self.integer()
-        at: Place | None = None
+        number, line = self.integer(), self.integer()
+        self.integer()
+        self.location, self.caller = (number, line), None
         while self.accept(","):
             self.word()
             if self.token.kind == "word":
@@ -180,8 +182,8 @@ class _Parser(Cursor):
                 if self.accept("+"):
                     self.integer()
             else:
-                at = self.integer(), self.integer(), self.integer()
-        self.locations.put(place, at)
+                self.caller = self.integer(), self.integer()
+                self.integer()
 
     # Variables and parameters
 
@@ -542,7 +544,7 @@ class _Body:
 
     def origin(self) -> tuple[str | None, str | None]:
         """File and line of the source, and of the caller, as numbers."""
-        found = (self.parser.locations.location, self.parser.locations.caller)
+        found = (self.parser.location, self.parser.caller)
         source, caller = (None if place is None else f"{place[0]}:{place[1]}" for place in found)
         return source, caller
 

@@ -163,7 +163,7 @@ class Instruction:
         negated: whether the guard is `@!p`.
         line: in the PTX text, 1-based.
         source: `file:line` of the `.loc` in force, or None.
-        caller: where the function of `source` is inlined in the end, in the same form, or None where it is not.
+        caller: where the function of `source` is inlined, in the same form, or None where it is not.
         text: as written, white space normalised.
         refused: why it is an error of the lanes that reach it; then it has no operands, and `REFUSED` for its opcode.
     """

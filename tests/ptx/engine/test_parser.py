@@ -510,24 +510,6 @@ def test_a_section_in_the_path_of_a_file_is_part_of_the_path() -> None:
     assert caught.value.source == "a .section {} of b.cu:7"
 
 
-@pytest.mark.parametrize(("before", "caller"), [
-    # A compiler tells of each function on the way before it tells of the innermost one.
-    (".loc 1 7 3\n .loc 2 5 1, function_name f, inlined_at 1 7 3\n"
-     " .loc 2 4 9, function_name g + 8, inlined_at 2 5 1\n", "b.cu:7"),
-    # Called once more, from elsewhere.
-    (".loc 1 7 3\n .loc 2 5 1, function_name f, inlined_at 1 7 3\n .loc 1 8 3\n"
-     " .loc 2 5 1, function_name f, inlined_at 1 8 3\n .loc 2 4 9, function_name g, inlined_at 2 5 1\n", "b.cu:8"),
-    # Nothing is known of the place, or it is inlined into itself.
-    (".loc 2 4 9, function_name g, inlined_at 2 5 1\n", "c.h:5"),
-    (".loc 2 5 1, function_name f, inlined_at 2 4 9\n .loc 2 4 9, function_name g, inlined_at 2 5 1\n", "c.h:4"),
-])  # fmt: skip
-def test_a_caller_is_the_outermost_one(before: str, caller: str) -> None:
-    source = text(before + " st.global.u32 [%d0], %r0; ret;") + '.file 1 "b.cu"\n.file 2 "c.h"\n'
-    with pytest.raises(ptx.MemoryFault) as caught:
-        ptx.launch(ptx.Module.parse(source), "k", (1, 1, 1), (1, 1, 1), [np.zeros(0, np.uint32), None, 0])
-    assert (caught.value.source, caught.value.caller) == ("c.h:4", caller)
-
-
 def test_everything_inside_an_operand_is_renamed_where_a_call_is_inlined() -> None:
     callee = """.func f(.param .b64 map)
 {

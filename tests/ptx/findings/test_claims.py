@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from support.findings.plain import CELLS
 from support.ptx_kernel import compile_cuda, line_of, text
 
 from refmoe import ptx
+from refmoe.ptx.findings.explain import Explainer
 from refmoe.ptx.findings.finding import Finding
 from refmoe.ptx.findings.updates import update_with
+from refmoe.ptx.state.memory import Arena
 from refmoe.ptx.text.syntax import Instruction
 
 # The reversal lacks a barrier. Behind it the flag of one block passes data to the other without a fence.
@@ -354,6 +357,28 @@ def test_a_read_of_what_nobody_writes_is_no_race() -> None:
     assert "nothing orders" not in str(caught.value)
 
 
+def test_a_race_of_other_bytes_is_not_that_of_the_fault() -> None:
+    """Thread 0 reads by the same load what nobody writes."""
+    source = exchange(first="setp.ne.u32 %p1, %r1, 0; @!%p1 add.u32 %r6, %r3, 800;").text
+    out, given = np.zeros(256, np.uint32), np.zeros(256, np.uint32)
+    with pytest.raises(ptx.MemoryFault, match="byte 800 of shared memory") as caught:
+        ptx.launch(ptx.Module.parse(source), "k", (1, 1, 1), (64, 1, 1), [out, given, 0])
+    assert caught.value.race is None
+
+
+def test_a_search_that_ends_leaves_the_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its time ends while it is looked at what another fault hides."""
+    hides = Explainer._hides
+
+    def too_late(self: Explainer, *given: Any) -> bool:
+        self._allowance.deadline = 0.0
+        return hides(self, *given)
+
+    monkeypatch.setattr(Explainer, "_hides", too_late)
+    finding = finding_of(compile_cuda(TWO_RACES, tmp_path), blocks=2)
+    assert "the search ended after" in finding.why
+
+
 def test_nothing_is_looked_for_where_nobody_asks() -> None:
     out, given = np.zeros(256, np.uint32), np.zeros(256, np.uint32)
     checks = ptx.Checks(explain=False)
@@ -367,11 +392,15 @@ def test_nothing_is_looked_for_where_nobody_asks() -> None:
 
 def test_two_buffers_of_one_name_are_told_apart() -> None:
     body = "st.global.u32 [%d2], %r1; ld.global.u32 %r3, [%d1+4096]; st.global.u32 [%d2], %r3; ret;"
-    arguments = [
-        ptx.Buffer(np.zeros(64, np.uint32), name="scratch"),
-        ptx.Buffer(np.zeros(64, np.uint32), name="scratch"),
-        0,
-    ]
-    with pytest.raises(ptx.MemoryFault, match=r"of scratch \(2\)") as caught:
-        ptx.launch(ptx.Module.parse(text(body)), "k", (1, 1, 1), (32, 1, 1), arguments)
-    assert caught.value.buffer == "scratch (2)"
+    for first, named in (("scratch", "scratch (2)"), ("other", "scratch")):
+        arguments = [*(ptx.Buffer(np.zeros(64, np.uint32), name=name) for name in (first, "scratch")), 0]
+        with pytest.raises(ptx.MemoryFault) as caught:
+            ptx.launch(ptx.Module.parse(text(body)), "k", (1, 1, 1), (32, 1, 1), arguments)
+        assert caught.value.buffer == named
+        assert f"of {named} (256 bytes)" in str(caught.value)
+
+
+def test_a_name_that_is_taken_is_given_to_no_other_one() -> None:
+    arena = Arena()
+    names = [arena.add(name, "global", None, 16).name for name in ("a", "a (2)", "a", "a")]
+    assert names == ["a", "a (2)", "a (3)", "a (4)"]

@@ -89,7 +89,10 @@ def test_what_the_cas_does_not_check_is_a_fault(body: str, use: str) -> None:
     PLAIN.replace("setp.ne.u32 %p1, %r5, %r6", "setp.ne.u32 %p1, %r6, %r5"),
     PLAIN.replace("setp.ne.u32 %p1, %r5, %r6;\n    @%p1", "setp.eq.s32 %p1, %r5, %r6;\n    @!%p1"),
     PLAIN.replace("setp.ne.u32 %p1, %r5, %r6", "mov.b32 %r8, %r6; setp.ne.b32 %p1, %r5, %r8"),
-], ids=["swapped", "equal", "copy"])  # fmt: skip
+    # A loop that gives up after some turns: the comparison stands behind another branch.
+    PLAIN.replace("setp.ne.u32", "add.u32 %r20, %r20, 1; setp.gt.u32 %p2, %r20, 99; @%p2 bra end; setp.ne.u32", 1)
+    + "end:",
+], ids=["swapped", "equal", "copy", "bounded"])  # fmt: skip
 def test_that_the_cas_has_failed_is_no_use(loop: str) -> None:
     assert loop != PLAIN
     *_, result = launch(loop)

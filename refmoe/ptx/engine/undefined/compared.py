@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,15 @@ COMPARED = 2
 _EQUALITY = re.compile(r"setp\.(?:eq|ne)\.[bus](\d+)")
 
 
+@dataclass(frozen=True)
+class Swap:
+    """A CAS: the names of the registers with what it found and with what it compared, and the bits of both."""
+
+    found: str
+    own: str
+    bits: int
+
+
 def decided_by_swaps(program: Program) -> frozenset[Instruction]:
     """The instructions that compare what a CAS before them has compared with what it found.
 
@@ -50,38 +60,34 @@ def decided_by_swaps(program: Program) -> frozenset[Instruction]:
                 continue
             found, own = each.operands[0], each.operands[COMPARED]
             if isinstance(found, Register) and isinstance(own, Register) and found.name != own.name:
-                behind = _behind(program, block, number, ways)
-                decided |= _equalities(behind, {found.name}, {own.name}, 8 * parts.size)
+                decided |= _decided_behind(program, ways, block, number + 1, Swap(found.name, own.name, 8 * parts.size))
     return frozenset(decided)
 
 
-def _behind(program: Program, block: Block, number: int, ways: Mapping[int, int]) -> Iterator[Instruction]:
-    """What follows an instruction of a block, up to where lanes part, wait, or come from elsewhere."""
-    yield from block.instructions[number + 1 :]
-    passed = {block.index}
-    while block.terminator.kind == "jump":
-        (target,) = block.terminator.targets
-        if ways[target] > 1 or target in passed or target == 0:
-            return
-        passed.add(target)
-        block = program.blocks[target]
-        yield from block.instructions
-
-
-def _equalities(behind: Iterable[Instruction], found: set[str], own: set[str], bits: int) -> set[Instruction]:
-    """Which instructions behind a CAS compare the two; `found` and `own` are the names of the registers behind it."""
+def _decided_behind(
+    program: Program, ways: Mapping[int, int], block: Block, begin: int, swap: Swap
+) -> set[Instruction]:
+    """The comparisons behind a CAS, up to where lanes may come from elsewhere. `ways`: how many lead to each block."""
     decided = set[Instruction]()
-    for each in behind:
-        names = [operand.name if isinstance(operand, Register) else "" for operand in each.operands]
-        equality = _EQUALITY.fullmatch(each.opcode)
-        if equality is not None and int(equality[1]) == bits and each.guard is None and len(names) == 3:
-            first, second = names[1:]
-            if (first in found and second in own) or (first in own and second in found):
-                decided.add(each)
-        written = {register.name for register in results_and_uses(each)[0]}
-        copied = each.opcode.startswith("mov.") and each.guard is None and names[1:] and names[1] in own
-        found -= written
-        own = own - written | (written if copied else set[str]())
+    left = [(block, begin, frozenset((swap.own,)), True)]
+    while left:
+        block, begin, own, kept = left.pop()
+        for each in block.instructions[begin:]:
+            names = [operand.name if isinstance(operand, Register) else "" for operand in each.operands]
+            equality = _EQUALITY.fullmatch(each.opcode)
+            if kept and equality is not None and each.guard is None and len(names) == 3:
+                first, second = names[1:]
+                both = (first == swap.found and second in own) or (first in own and second == swap.found)
+                if both and int(equality[1]) == swap.bits:
+                    decided.add(each)
+            written = frozenset(register.name for register in results_and_uses(each)[0])
+            copied = each.opcode.startswith("mov.") and each.guard is None and names[1:] and names[1] in own
+            kept = kept and swap.found not in written
+            own = own - written | (written if copied else frozenset())
+        if kept and own:
+            # Block 0 is where lanes start, besides. A block with one way into it is met once on each way.
+            behind = (target for target in block.terminator.targets if ways[target] == 1 and target != 0)
+            left += [(program.blocks[target], 0, own, True) for target in behind]
     return decided
 
 
