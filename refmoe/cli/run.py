@@ -389,7 +389,6 @@ def _fault(
 ) -> NoReturn:
     """End with what went wrong and the PTX around it; `again` is the command without its schedules."""
     from refmoe.ptx import MemoryFault, RaceError
-    from refmoe.ptx.errors import TOO_EARLY
     from refmoe.ptx.schedules import named, that_show
 
     line = getattr(error, "line", None)
@@ -400,8 +399,8 @@ def _fault(
     race = error.race if isinstance(error, MemoryFault) else error
     if isinstance(race, RaceError):
         document["fault"]["race"] = _race(race)
-        if race is not error:
-            document["fault"]["race"]["said"].insert(0, TOO_EARLY)
+    if isinstance(error, MemoryFault) and race is not None:
+        document["fault"]["race"]["said"] = [*error.race_said()]
     if error.schedule:
         document["fault"]["repro"] = shlex.join([*again, "--schedules", named(that_show(error))])
     finish(document, lambda: _show_fault(document), good=False, report=report, as_json=as_json)

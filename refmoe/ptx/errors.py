@@ -178,10 +178,6 @@ class LaneError(PtxError):
     text: str
 
 
-#: Said of a read of bytes that nobody wrote and that another thread writes.
-TOO_EARLY = "another thread writes these bytes, and nothing orders the two"
-
-
 class MemoryFault(LaneError):
     """A memory access that the machine refuses.
 
@@ -210,10 +206,14 @@ class MemoryFault(LaneError):
     race: RaceError | None = None
 
     def __str__(self) -> str:
+        return "\n  ".join((self.message, *self.race_said()))
+
+    def race_said(self) -> tuple[str, ...]:
+        """What is said of its race, a sentence each."""
         if self.race is None:
-            return self.message
+            return ()
         lines = () if self.race.finding is None else self.race.finding.lines()
-        return "\n  ".join((self.message, TOO_EARLY, *lines))
+        return "another thread writes these bytes, and nothing orders the two", *lines
 
     def of(self, race: RaceError) -> MemoryFault:
         """The same fault, of bytes that are written, but that nothing orders before the read."""

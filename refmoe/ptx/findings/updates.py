@@ -22,8 +22,6 @@ _ATOMICS = {
     "max": "atomicMax",
 }  # fmt: skip
 _OPERATION = re.compile(r"(add|and|or|xor|min|max)\.(?:rn\.)?([subf])(32|64)")
-# Addition is the same whatever the sign; no atomic adds .s64.
-_TYPES = {"s": "u", "u": "u", "b": "b", "f": "f"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def atomic_remedy(race: RaceSite, found: Update) -> Iterator[Remedy]:
 
 
 def update_with(body: Body, store: Instruction) -> Update | None:
-    """The update that a store ends, in code without a label or a branch, or None."""
+    """The update that a store ends, in code without a label or a branch; None if there is none, or it is no store."""
     stored = memory_opcode(store.opcode)
     if stored is None or stored.stem != "st" or stored.strong or stored.count > 1 or len(store.operands) != 2:
         return None
@@ -117,7 +115,7 @@ def _whole(
         return None
     if load.guard is not None or store.operands[0] not in load.operands:
         return None
-    operation, parts_of_it = made
+    operation, spelled = made
     words = operation.text[operation.text.index(operation.opcode) + len(operation.opcode) :].rstrip("; ").split(",")
     others = [
         word.strip()
@@ -126,8 +124,11 @@ def _whole(
     ]
     if len(others) != 1 or others[0] in later:
         return None
-    name, kind, bits = parts_of_it.groups()
-    return Update(load, store, name, f"{_TYPES[kind] if name == 'add' else kind}{bits}", others[0])
+    name, kind, bits = spelled.groups()
+    if name == "add":
+        # Addition is the same whatever the sign, and no atomic adds .s64.
+        kind = kind.replace("s", "u")
+    return Update(load, store, name, f"{kind}{bits}", others[0])
 
 
 def _names(operand: Operand) -> frozenset[str]:
