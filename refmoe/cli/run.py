@@ -361,6 +361,7 @@ def _race(error: RaceError) -> dict[str, Any]:
         "offset": error.offset,
         "line": error.line,
         "source": error.source,
+        "callers": list(error.callers),
         "use": error.use,
         "said": [*error.use_said(), *([] if finding is None else finding.lines())],
         "finding": None if finding is None else finding.document(),
@@ -392,7 +393,7 @@ def _fault(
     from refmoe.ptx.schedules import named, that_show
 
     line = getattr(error, "line", None)
-    fields = {name: getattr(error, name, None) for name in ("source", "block", "thread", "waiting")}
+    fields = {name: getattr(error, name, None) for name in ("source", "callers", "block", "thread", "waiting")}
     excerpt = _excerpt(text, line) if line else []
     kind = type(error).__name__
     document["fault"] = {"kind": kind, "message": error.message, "line": line, **fields, "excerpt": excerpt}

@@ -33,8 +33,8 @@ class WrittenInstruction(Protocol):
         ...
 
     @property
-    def caller(self) -> str | None:
-        """Where the function of `source` is inlined, in the same form, or None where it is not."""
+    def callers(self) -> tuple[str, ...]:
+        """Where the function of `source` is inlined, the function there, and so on, in the same form."""
         ...
 
     @property
@@ -166,7 +166,8 @@ class LaneError(PtxError):
         thread: its index in the CTA, (x, y, z).
         line: line of the instruction in the PTX text, 1-based.
         source: `file:line` of the `.loc` directive in force, or None.
-        caller: where the function of `source` is inlined, in the same form, or None where it is not.
+        callers: where the function of `source` is inlined, the function there, and so on, in the same form, innermost
+            first; empty where it is not inlined, or nothing says so.
         text: the instruction.
     """
 
@@ -174,7 +175,7 @@ class LaneError(PtxError):
     thread: Index3
     line: int
     source: str | None
-    caller: str | None = None
+    callers: tuple[str, ...] = ()
     text: str
 
 

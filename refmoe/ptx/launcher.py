@@ -514,7 +514,7 @@ def _run(
         waited=previous is not None and previous.known,
         writes=touched[0],
         reads=touched[1],
-        approximate_at=tuple((each.source, each.caller) for each in approximate),
+        approximate_at=tuple((each.source, next(iter(each.callers), None)) for each in approximate),
     )
 
 

@@ -393,7 +393,7 @@ class LastWrites:
         hits = np.flatnonzero((index < self.begin + self.size) & (index + width > self.begin))
         if hits.size:
             block, thread = place_of(int(lanes[hits[-1]]))
-            source = in_source(instruction.source, instruction.caller)
+            source = in_source(instruction.source, instruction.callers)
             text = instruction.text.rstrip(";")
             self.span = int(index[hits[-1]]), width
             self.writer = f"block {block} thread {thread}, line {instruction.line}{source}: {text}"

@@ -293,7 +293,7 @@ class Lanes(ABC):
 
     def describe(self, instruction: Instruction) -> str:
         """`module.ptx:57 (kernel.cu:14): st.shared.f32 [%r12], %f18;`."""
-        source = in_source(instruction.source, instruction.caller)
+        source = in_source(instruction.source, instruction.callers)
         return f"{self.launch.name}:{instruction.line}{source}: {instruction.text}"
 
     def at(self, lane: int, instruction: Instruction) -> dict[str, Any]:
@@ -301,7 +301,7 @@ class Lanes(ABC):
         block, thread = self.place_of(int(lane))
         return {
             "block": block, "thread": thread,
-            "line": instruction.line, "source": instruction.source, "caller": instruction.caller,
+            "line": instruction.line, "source": instruction.source, "callers": instruction.callers,
             "text": instruction.text,
         }  # fmt: skip
 

@@ -48,7 +48,8 @@ class Accessed:
         thread: that thread, or one of several; None for a copy that completes on a barrier.
         line: in the PTX text, 1-based.
         source: `file:line` of the `.loc` in force, or None.
-        caller: where the function of `source` is inlined, in the same form, or None where it is not.
+        callers: where the function of `source` is inlined, the function there, and so on, in the same form, innermost
+            first; empty where it is not inlined.
         text: the instruction.
     """
 
@@ -58,7 +59,7 @@ class Accessed:
     thread: Index3 | None
     line: int
     source: str | None
-    caller: str | None
+    callers: tuple[str, ...]
     text: str
 
     @classmethod
@@ -66,13 +67,13 @@ class Accessed:
         """The access of an instruction."""
         kind, scope = kind_of(instruction.opcode)
         return cls(
-            kind, scope, block, thread, instruction.line, instruction.source, instruction.caller, instruction.text
+            kind, scope, block, thread, instruction.line, instruction.source, instruction.callers, instruction.text
         )
 
     @property
     def where(self) -> str:
         """`line 25 (kernel.cu:9)`."""
-        return f"line {self.line}{in_source(self.source, self.caller)}"
+        return f"line {self.line}{in_source(self.source, self.callers)}"
 
     def __str__(self) -> str:
         scope = f" .{self.scope}" if self.scope else ""

@@ -70,7 +70,7 @@ def consumers(body: Sequence[Instruction | Label], load: Instruction) -> tuple[I
                 continue
             if each is load or (_SIGNAL.fullmatch(each.opcode) and not _WAITS.fullmatch(each.opcode)):
                 break
-            takes = held & frozenset(_read(each))
+            takes = held & frozenset(registers_read(each))
             if takes and _COLLECTIVE.fullmatch(each.opcode):
                 found[each] = None
                 break
@@ -106,7 +106,8 @@ def registers_written(instruction: Instruction) -> Iterator[str]:
     yield from _registers(instruction.operands[0])
 
 
-def _read(instruction: Instruction) -> Iterator[str]:
+def registers_read(instruction: Instruction) -> Iterator[str]:
+    """Registers of the operands that an instruction does not write."""
     first = 0 if instruction.opcode.split(".")[0] in _STORES else 1
     for operand in instruction.operands[first:]:
         yield from _registers(operand)

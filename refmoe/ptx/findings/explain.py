@@ -306,7 +306,7 @@ class Explainer:
         race = self._race(error, pair, self._witnessed(error.buffer, module, exact), self._module)
         later = Accessed(
             *kind_of(opcode_of(error)), block=error.block, thread=error.thread, line=error.line, source=error.source,
-            caller=error.caller, text=error.text,
+            callers=error.callers, text=error.text,
         )  # fmt: skip
         earlier = None
         if pair.error.earlier is not None:
@@ -459,7 +459,7 @@ def _milder(error: RaceError, pair: RacingPair, consumed: Consumed, before: bool
     )
     finding = Finding(
         Accessed(
-            *kind_of(opcode_of(error)), error.block, error.thread, error.line, error.source, error.caller, error.text
+            *kind_of(opcode_of(error)), error.block, error.thread, error.line, error.source, error.callers, error.text
         ),
         Accessed.of(load, error.other_block, error.among), missing,
         f"{'__syncwarp()' if whole else '__syncwarp(mask)'} ({meets}) at line {taken}, before the signal", True,
@@ -477,7 +477,7 @@ def _lines_of(race: RaceSite | RaceError) -> frozenset[int]:
 
 
 def _place(error: RaceError) -> str:
-    return f"line {error.line}{in_source(error.source, error.caller)}"
+    return f"line {error.line}{in_source(error.source, error.callers)}"
 
 
 def opcode_of(error: RaceError) -> str:

@@ -107,7 +107,7 @@ class Finding:
         sides = {
             name: None if side is None else {
                 "kind": side.kind, "scope": side.scope, "block": side.block, "thread": side.thread,
-                "line": side.line, "source": side.source, "text": side.text,
+                "line": side.line, "source": side.source, "callers": list(side.callers), "text": side.text,
             }
             for name, side in (("later", self.later), ("earlier", self.earlier))
         }  # fmt: skip

@@ -48,6 +48,8 @@ class Remedy:
         section: of the page on races.
         orders: whether it may order the two; else it makes them strong, so that they may come in any order, unless a
             release and an acquire come with it.
+        updates: whether it makes one atomic of a load and a store. Then nothing is lost in whichever order they come,
+            though the order may show in the result, as in `slot = count++`.
     """
 
     words: str
@@ -55,6 +57,7 @@ class Remedy:
     missing: str
     section: str
     orders: bool = True
+    updates: bool = False
 
     @property
     def passes_on(self) -> bool:
@@ -190,7 +193,7 @@ _KINDS = {
 
 def where(instruction: Instruction) -> str:
     """`line 25 (kernel.cu:9)`."""
-    return f"line {instruction.line}{in_source(instruction.source, instruction.caller)}"
+    return f"line {instruction.line}{in_source(instruction.source, instruction.callers)}"
 
 
 def mixed(race: RaceSite) -> bool:

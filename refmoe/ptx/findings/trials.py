@@ -288,7 +288,7 @@ class Trials:
             if change.mends:
                 self._clean.append((change, self._lines(text)))
                 return change
-            if remedy.orders:
+            if remedy.orders or remedy.updates:
                 depends = depends or change
             elif not change.agreed.same:
                 self._loose = self._loose or remedy

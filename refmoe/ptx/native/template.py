@@ -296,7 +296,7 @@ class _Names:
             instruction.negated,
             0,
             None,
-            None,
+            (),
             "",
         )
 

@@ -20,6 +20,7 @@ from refmoe.ptx.text import expressions, lexer
 from refmoe.ptx.text.cursor import Cursor
 from refmoe.ptx.text.legacy import modernised
 from refmoe.ptx.text.literals import literal_bits
+from refmoe.ptx.text.locations import Locations, Place
 from refmoe.ptx.text.scopes import KINDS, Scope, type_bits
 from refmoe.ptx.text.stack import with_stack
 from refmoe.ptx.text.syntax import (
@@ -110,9 +111,9 @@ class _Parser(Cursor):
     def __init__(self, text: str, name: str, tokens: list[lexer.Token], result: ParsedModule) -> None:
         super().__init__(text, name, tokens)
         self.result = result
-        # Of the `.loc` in force: (file, line), and where its function is inlined.
-        self.location: tuple[int, int] | None = None
-        self.caller: tuple[int, int] | None = None
+        self.locations = Locations()
+        # Where the last `.loc` ends.
+        self.located = -1
 
     # Module scope
 
@@ -171,10 +172,10 @@ class _Parser(Cursor):
 
     def loc(self) -> None:
         # .loc file line column [, function_name label {+ offset}, inlined_at file line column]
+        follows = self.position == self.located
         self.take()
-        number, line = self.integer(), self.integer()
-        self.integer()
-        self.location, self.caller = (number, line), None
+        place = self.integer(), self.integer(), self.integer()
+        at: Place | None = None
         while self.accept(","):
             self.word()
             if self.token.kind == "word":
@@ -182,8 +183,9 @@ class _Parser(Cursor):
                 if self.accept("+"):
                     self.integer()
             else:
-                self.caller = self.integer(), self.integer()
-                self.integer()
+                at = self.integer(), self.integer(), self.integer()
+        self.locations.put(place, at, follows)
+        self.located = self.position
 
     # Variables and parameters
 
@@ -542,11 +544,11 @@ class _Body:
         found = Instruction(opcode, (), guard, negated, first.line, *self.origin(), text)
         return found.refuse(reason, is_ptx=False)
 
-    def origin(self) -> tuple[str | None, str | None]:
-        """File and line of the source, and of the caller, as numbers."""
-        found = (self.parser.location, self.parser.caller)
-        source, caller = (None if place is None else f"{place[0]}:{place[1]}" for place in found)
-        return source, caller
+    def origin(self) -> tuple[str | None, tuple[str, ...]]:
+        """File and line of the source, and of the callers, as numbers."""
+        place = self.parser.locations.location
+        callers = tuple(f"{file}:{line}" for file, line in self.parser.locations.callers)
+        return None if place is None else f"{place[0]}:{place[1]}", callers
 
     def guard(self, scope: Scope) -> tuple[Register | None, bool]:
         parser = self.parser
@@ -606,7 +608,7 @@ class _Body:
         offset = expressions.offset(self.parser)
         result = replace(operand, name=f"{operand.name}@plus{len(self.statements)}")
         opcode, text = f"add.u{operand.kind[1:]}", f"{operand.name} + {offset}"
-        self.add(Instruction(opcode, (result, operand, Immediate(offset)), None, False, line, None, None, text), scope)
+        self.add(Instruction(opcode, (result, operand, Immediate(offset)), None, False, line, None, (), text), scope)
         return result
 
     def operand(self, scope: Scope) -> Operand:
@@ -685,10 +687,11 @@ class _Body:
 def _located(statement: Instruction, files: dict[int, str]) -> Instruction:
     """An instruction with the name of its source file: the files stand behind the code that numbers them."""
 
-    def named(place: str | None) -> str | None:
-        number, line = (place or "0:0").split(":")
+    def named(place: str) -> str | None:
+        number, line = place.split(":")
         return None if line == "0" or int(number) not in files else f"{files[int(number)]}:{line}"
 
     if statement.source is None:
         return statement
-    return replace(statement, source=named(statement.source), caller=named(statement.caller))
+    callers = tuple(caller for place in statement.callers if (caller := named(place)) is not None)
+    return replace(statement, source=named(statement.source), callers=callers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -145,11 +145,16 @@ class Refused:
     is_ptx: bool
 
 
-def in_source(source: str | None, caller: str | None) -> str:
-    """Where an `Instruction` comes from, in brackets: ` (kernel.cu:9)`, or ` (wrapper.h:7, inlined at kernel.cu:9)`."""
+def in_source(source: str | None, callers: Sequence[str]) -> str:
+    """Where an `Instruction` comes from, in brackets.
+
+    ` (kernel.cu:9)`, ` (wrapper.h:7, inlined at kernel.cu:9)`, and of a deeper call its first and its last place:
+    ` (wrapper.h:7, inlined at library.h:30, called from kernel.cu:9)`.
+    """
     if source is None:
         return ""
-    return f" ({source})" if caller is None else f" ({source}, inlined at {caller})"
+    inlined = "".join(f", inlined at {caller}" for caller in callers[:1])
+    return f" ({source}{inlined}{''.join(f', called from {caller}' for caller in callers[1:][-1:])})"
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,8 @@ class Instruction:
         negated: whether the guard is `@!p`.
         line: in the PTX text, 1-based.
         source: `file:line` of the `.loc` in force, or None.
-        caller: where the function of `source` is inlined, in the same form, or None where it is not.
+        callers: where the function of `source` is inlined, the function there, and so on, in the same form, innermost
+            first, as far as the text says; empty where it is not inlined.
         text: as written, white space normalised.
         refused: why it is an error of the lanes that reach it; then it has no operands, and `REFUSED` for its opcode.
     """
@@ -174,7 +180,7 @@ class Instruction:
     negated: bool
     line: int
     source: str | None
-    caller: str | None
+    callers: tuple[str, ...]
     text: str
     refused: Refused | None = None
 

@@ -510,6 +510,47 @@ def test_a_section_in_the_path_of_a_file_is_part_of_the_path() -> None:
     assert caught.value.source == "a .section {} of b.cu:7"
 
 
+KERNEL_CALLS_F = " .loc 1 7 3\n .loc 2 5 1, function_name f, inlined_at 1 7 3\n"
+F_CALLS_G = " .loc 2 4 9, function_name g + 8, inlined_at 2 5 1\n"
+AGAIN = KERNEL_CALLS_F.replace("1 7 3", "1 8 3")
+SOMETHING = " mov.u32 %r0, 0;\n"
+
+
+@pytest.mark.parametrize(("before", "callers"), [
+    # A compiler tells of each function on the way before it tells of the innermost one.
+    (KERNEL_CALLS_F, ["b.cu:7"]),
+    (KERNEL_CALLS_F + F_CALLS_G, ["c.h:5", "b.cu:7"]),
+    (KERNEL_CALLS_F.replace("2 5 1", "2 6 1") + ".loc 2 5 1, function_name e, inlined_at 2 6 1\n" + F_CALLS_G,
+     ["c.h:5", "c.h:6", "b.cu:7"]),
+    # It says so once; then the last directive stands alone.
+    (KERNEL_CALLS_F + F_CALLS_G + SOMETHING + ".loc 1 9 1\n" + SOMETHING + F_CALLS_G, ["c.h:5", "b.cu:7"]),
+    # f is called once more, from elsewhere: told on the way, and not told.
+    (KERNEL_CALLS_F + F_CALLS_G + SOMETHING + AGAIN + F_CALLS_G, ["c.h:5", "b.cu:8"]),
+    (KERNEL_CALLS_F + F_CALLS_G + SOMETHING + AGAIN + F_CALLS_G + SOMETHING + F_CALLS_G, ["c.h:5"]),
+    # Nothing is known of a place, or it is inlined into itself.
+    (F_CALLS_G, ["c.h:5"]),
+    (" .loc 2 5 1, function_name f, inlined_at 2 4 9\n" + F_CALLS_G, ["c.h:5", "c.h:4"]),
+])  # fmt: skip
+def test_the_callers_of_an_inlined_function_are_known_as_far_as_the_text_says(before: str, callers: list[str]) -> None:
+    source = text(before + " st.global.u32 [%d0], %r0; ret;") + '.file 1 "b.cu"\n.file 2 "c.h"\n'
+    with pytest.raises(ptx.MemoryFault) as caught:
+        ptx.launch(ptx.Module.parse(source), "k", (1, 1, 1), (1, 1, 1), [np.zeros(0, np.uint32), None, 0])
+    assert list(caught.value.callers) == callers
+    place = "c.h:4" if F_CALLS_G in before else "c.h:5"
+    inlined = f"inlined at {callers[0]}" + (f", called from {callers[-1]}" if len(callers) > 1 else "")
+    assert f"({place}, {inlined})" in caught.value.message
+
+
+def test_what_is_inlined_in_one_function_says_nothing_of_the_next() -> None:
+    first = text(KERNEL_CALLS_F + F_CALLS_G + " ret;").replace(".entry k(", ".entry first(")
+    second = text(AGAIN + F_CALLS_G + SOMETHING + F_CALLS_G + " st.global.u32 [%d0], %r0; ret;")
+    body = second[second.index(".visible") :]
+    module = ptx.Module.parse(f'{first}\n{body}.file 1 "b.cu"\n.file 2 "c.h"\n')
+    with pytest.raises(ptx.MemoryFault) as caught:
+        ptx.launch(module, "k", (1, 1, 1), (1, 1, 1), [np.zeros(0, np.uint32), None, 0])
+    assert caught.value.callers == ("c.h:5", "b.cu:8")
+
+
 def test_everything_inside_an_operand_is_renamed_where_a_call_is_inlined() -> None:
     callee = """.func f(.param .b64 map)
 {

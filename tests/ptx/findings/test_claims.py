@@ -224,6 +224,11 @@ def test_likewise_is_said_of_one_barrier_alone(tmp_path: Path) -> None:
     ("ld.shared.u32 %r8, [%r6];\nadd.s32 %r9, %r2, %r8;\nst.shared.u32 [%r6], %r9;", "atomicAdd_block"),
     ("ld.shared.u32 %r8, [%r6];\nor.b32 %r9, %r8, %r2;\nst.shared.u32 [%r6], %r9;", "atomicOr_block"),
     ("ld.shared.u32 %r8, [%r6];\nmax.s32 %r9, %r8, %r2;\nst.shared.u32 [%r6], %r9;", "atomicMax_block"),
+    # What is added is loaded behind, is taken away, or is a product.
+    ("ld.shared.u32 %r8, [%r6];\nld.global.u32 %r10, [%d3];\nadd.u32 %r9, %r8, %r2;\nst.shared.u32 [%r6], %r9;",
+     "atomicAdd_block"),
+    ("ld.shared.u32 %r8, [%r6];\nsub.u32 %r9, %r8, %r2;\nst.shared.u32 [%r6], %r9;", "atomicAdd_block"),
+    ("ld.shared.u32 %r8, [%r6];\nmad.lo.s32 %r9, %r2, 3, %r8;\nst.shared.u32 [%r6], %r9;", "atomicAdd_block"),
 ])  # fmt: skip
 def test_an_update_takes_an_atomic(count: str, atomic: str) -> None:
     body = COUNT.format(count=count)
@@ -237,18 +242,62 @@ def test_an_update_takes_an_atomic(count: str, atomic: str) -> None:
     assert finding.edited is not None
     out, given = np.zeros(256, np.uint32), np.arange(256, dtype=np.uint32)
     ptx.launch(ptx.Module.parse(finding.edited), "k", (1, 1, 1), (64, 1, 1), [out, given, 0])
-    threads = np.arange(64)
+    threads = np.arange(64, dtype=np.uint32)
+    times = 2**32 - 1 if "sub" in count else 3 if "mad" in count else 1
+    sums = threads.reshape(16, 4).sum(0, dtype=np.uint32) * np.uint32(times)
     expected = {
-        "atomicAdd_block": [16] * 4 if "1;" in count else [threads[n::4].sum() for n in range(4)],
+        "atomicAdd_block": [16] * 4 if "1;" in count else sums,
         "atomicOr_block": [np.bitwise_or.reduce(threads[n::4]) for n in range(4)],
         "atomicMax_block": [60, 61, 62, 63],
     }[atomic]
-    assert out[:4].tolist() == expected
+    assert out[:4].tolist() == list(expected)
+
+
+def test_an_update_whose_old_value_is_used_takes_an_atomic_that_returns_it() -> None:
+    """Threads append to a list: `list[count++] = thread`."""
+    body = """
+        mov.u32 %r5, cell;
+        setp.ne.u32 %p1, %r1, 0;
+        @!%p1 st.shared.u32 [%r5], 0;
+        bar.sync 0;
+        ld.shared.u32 %r8, [%r5];
+        add.s32 %r9, %r8, 1;
+        st.shared.u32 [%r5], %r9;
+        mul.wide.u32 %d3, %r8, 4; add.u64 %d3, %d3, %d0; st.global.u32 [%d3], %r1;
+        ret;
+    """
+    finding = finding_of(ptx.Module.parse(text(body, CELLS)))
+    load, store = (
+        line_of(body, each, module_scope=CELLS) for each in ("ld.shared.u32 %r8", "st.shared.u32 [%r5], %r9")
+    )
+    words = f"atomicAdd_block in place of the load at line {load} and the store at line {store}"
+    assert finding.remedy == f"{words}; it returns what the load gave"
+    assert (finding.clean, finding.same, finding.section) == (True, False, "updates-by-several-threads")
+    assert finding.edited is not None
+    out, given = np.zeros(256, np.uint32), np.zeros(256, np.uint32)
+    ptx.launch(ptx.Module.parse(finding.edited), "k", (1, 1, 1), (64, 1, 1), [out, given, 0])
+    assert sorted(out[:64]) == list(range(64))
+
+
+def test_an_update_that_other_blocks_make_too_takes_an_atomic_of_the_grid() -> None:
+    """The first lane whose value is used as an address ends the launch, so that no two blocks are seen."""
+    body = """
+        ld.global.u32 %r8, [%d1];
+        add.s32 %r9, %r8, 1;
+        st.global.u32 [%d1], %r9;
+        mul.wide.u32 %d3, %r8, 4; add.u64 %d3, %d3, %d0; st.global.u32 [%d3], %r2;
+        ret;
+    """
+    finding = finding_of(ptx.Module.parse(text(body)), blocks=2)
+    assert finding.remedy.startswith("atomicAdd in place of the load")
+    out, given = np.zeros(256, np.uint32), np.zeros(256, np.uint32)
+    ptx.launch(ptx.Module.parse(str(finding.edited)), "k", (2, 1, 1), (64, 1, 1), [out, given, 0])
+    assert sorted(out[:128]) == list(range(128))
 
 
 @pytest.mark.parametrize("count", [
     # The operation has no atomic; the place is another one; the value has been changed in between.
-    "ld.shared.u32 %r8, [%r6];\nsub.u32 %r9, %r8, %r2;\nst.shared.u32 [%r6], %r9;",
+    "ld.shared.u32 %r8, [%r6];\nsub.u32 %r9, %r2, %r8;\nst.shared.u32 [%r6], %r9;",
     "ld.shared.u32 %r8, [%r6+64];\nadd.u32 %r9, %r8, %r2;\nst.shared.u32 [%r6], %r9;",
     "ld.shared.u32 %r8, [%r6];\nadd.u32 %r9, %r8, 1;\nadd.u32 %r6, %r6, 4;\nst.shared.u32 [%r6], %r9;",
 ])  # fmt: skip
@@ -257,15 +306,32 @@ def test_what_is_no_update_is_offered_none(count: str) -> None:
     assert "atomic" not in finding_of(ptx.Module.parse(text(body, CELLS))).remedy
 
 
+FLOAT = "ld.shared.f32 %r8, [%r6];"
 LOAD, ADD, STORE = "ld.shared.u32 %r8, [%r6];", "add.u32 %r9, %r8, %r2;", "st.shared.u32 [%r6], %r9;"
 
 
 @pytest.mark.parametrize(("body", "found"), [
-    ((LOAD, ADD, STORE), ("add", "u32", "%r2")),
-    ((LOAD, "mov.u32 %r20, 1;", ADD, "mov.u32 %r21, 1;", "@%p1 " + STORE), ("add", "u32", "%r2")),
-    ((LOAD, "add.s32 %r9, 7, %r8;", STORE), ("add", "u32", "7")),
-    ((LOAD.replace("u32", "f32"), "add.rn.f32 %r9, %r8, %r2;", STORE.replace("u32", "f32")), ("add", "f32", "%r2")),
-    ((LOAD, "min.s32 %r9, %r8, %r2;", STORE), ("min", "s32", "%r2")),
+    ((LOAD, ADD, STORE), ("add", "u32", "%r2", "st")),
+    ((LOAD, "mov.u32 %r20, 1;", ADD, "mov.u32 %r21, 1;", "@%p1 " + STORE), ("add", "u32", "%r2", "st")),
+    ((LOAD, "add.s32 %r9, 7, %r8;", STORE), ("add", "u32", "7", "st")),
+    ((FLOAT, "add.rn.f32 %r9, %r8, %r2;", STORE.replace("u32", "f32")), ("add", "f32", "%r2", "st")),
+    ((FLOAT, "add.ftz.f32 %r9, %r8, %r2;", STORE.replace("u32", "f32")), ("add", "f32", "%r2", "st")),
+    ((LOAD, "min.s32 %r9, %r8, %r2;", STORE), ("min", "s32", "%r2", "st")),
+    # What is added has to be computed, or is loaded behind.
+    ((LOAD, "sub.u32 %r9, %r8, %r2;", STORE), ("add", "u32", "%by", "st")),
+    ((LOAD, "sub.u32 %r9, %r2, %r8;", STORE), None),
+    ((FLOAT, "fma.rn.f32 %r9, %r2, %r3, %r8;", STORE.replace("u32", "f32")), ("add", "f32", "%by", "st")),
+    ((FLOAT, "fma.rn.f32 %r9, %r8, %r3, %r2;", STORE.replace("u32", "f32")), None),
+    ((LOAD, "mad.lo.s32 %r9, %r2, %r8, %r8;", STORE), None),
+    ((LOAD, "ld.shared.u32 %r2, [%r7];", ADD, STORE), ("add", "u32", "%r2", "st")),
+    ((LOAD, "ld.shared.u32 %r2, [%r8];", ADD, STORE), ("add", "u32", "%r2", "")),
+    # What was loaded or stored is used, and what is added is there at the load, or not.
+    ((LOAD, ADD, STORE, "mov.u32 %r20, %r8;"), ("add", "u32", "%r2", "ld")),
+    ((LOAD, ADD, STORE, "st.global.u32 [%d1], %r9;"), ("add", "u32", "%r2", "ld")),
+    ((LOAD, ADD, "mov.u32 %r2, 0;", STORE), ("add", "u32", "%r2", "")),
+    ((LOAD, "add.u32 %r2, %r8, %r2;", STORE.replace("%r9", "%r2")), ("add", "u32", "%r2", "")),
+    ((LOAD, ADD, "@%p1 " + STORE, "mov.u32 %r20, %r8;"), ("add", "u32", "%r2", "")),
+    ((LOAD, "ld.shared.u32 %r2, [%r7];", ADD, STORE, "mov.u32 %r20, %r8;"), ("add", "u32", "%r2", "")),
     # Nothing, or twice the same, is added; the width is another one.
     ((LOAD, STORE.replace("%r9", "%r8")), None),
     ((LOAD, "add.u32 %r9, %r8, %r8;", STORE), None),
@@ -274,12 +340,11 @@ LOAD, ADD, STORE = "ld.shared.u32 %r8, [%r6];", "add.u32 %r9, %r8, %r2;", "st.sh
     # Another place, or another address in the register; a value that may not be the one; another way to come here.
     (("ld.shared.u32 %r8, [%r6+4];", ADD, STORE), None),
     ((LOAD, ADD, "add.u32 %r6, %r6, 4;", STORE), None),
-    ((LOAD, ADD, "mov.u32 %r2, 0;", STORE), None),
-    ((LOAD, "add.u32 %r2, %r8, %r2;", STORE.replace("%r9", "%r2")), None),
-    ((LOAD, "add.u32 %r8, %r8, %r2;", STORE.replace("%r9", "%r8")), ("add", "u32", "%r2")),
+    (("ld.shared.u32 %r6, [%r6];", "add.u32 %r9, %r6, %r2;", STORE), None),
+    ((LOAD, "add.u32 %r8, %r8, %r2;", STORE.replace("%r9", "%r8")), ("add", "u32", "%r2", "st")),
     (("@%p1 " + LOAD, ADD, STORE), None),
     ((LOAD, "@%p1 " + ADD, STORE), None),
-    ((LOAD, ADD, "mov.u32 %r8, 0;", STORE), ("add", "u32", "%r2")),
+    ((LOAD, ADD, "mov.u32 %r8, 0;", STORE), ("add", "u32", "%r2", "st")),
     ((LOAD, "AWAY:", ADD, STORE), None),
     ((LOAD, ADD, "@%p1 bra AWAY;", STORE, "AWAY:"), None),
     # They are strong, or no accesses of one element.
@@ -287,13 +352,16 @@ LOAD, ADD, STORE = "ld.shared.u32 %r8, [%r6];", "add.u32 %r9, %r8, %r2;", "st.sh
     ((LOAD, ADD, "st.relaxed.cta.shared.u32 [%r6], %r9;"), None),
     (("ld.shared.v2.u32 {%r8, %r10}, [%r6];", ADD, STORE), None),
 ])  # fmt: skip
-def test_what_an_update_is(body: tuple[str, ...], found: tuple[str, str, str] | None) -> None:
+def test_what_an_update_is(body: tuple[str, ...], found: tuple[str, str, str, str] | None) -> None:
     function = ptx.Module.parse(text("\n".join(body) + "\nret;", CELLS)).read("k")
     assert function is not None
     assert function.body is not None
     stores = [each for each in function.body if isinstance(each, Instruction) and each.opcode.startswith("st.")]
-    update = update_with(function.body, stores[-1])
-    assert (None if update is None else (update.operation, update.type, update.by)) == found
+    update = update_with(function.body, stores[0])
+    assert (update is None) == (found is None)
+    if update is not None:
+        at = "" if update.at is None else update.at.opcode[:2]
+        assert (update.operation, update.type, update.by, at) == found
 
 
 # Signals

@@ -17,7 +17,7 @@ OPCODES = ("st.shared.u32", "ld.shared.u32", "atom.shared.add.u32", "cp.async.bu
 
 
 def instruction(line: int) -> Instruction:
-    return Instruction(OPCODES[line % len(OPCODES)], (), None, False, line, None, None, "")
+    return Instruction(OPCODES[line % len(OPCODES)], (), None, False, line, None, (), "")
 
 
 @dataclass

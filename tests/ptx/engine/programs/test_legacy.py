@@ -12,7 +12,7 @@ from refmoe.ptx.text.syntax import Instruction
 
 
 def spelled(opcode: str, target: str = "sm_10") -> str:
-    return modernised(Instruction(opcode, (), None, False, 1, None, None, opcode), target).opcode
+    return modernised(Instruction(opcode, (), None, False, 1, None, (), opcode), target).opcode
 
 
 @pytest.mark.parametrize(
