@@ -53,6 +53,33 @@ def test_128_bits_that_are_swapped_with_themselves() -> None:
     assert (out == 3).all()
 
 
+WIDE = (
+    "st.relaxed.gpu.global.b128 [%d1], q;",
+    "atom.relaxed.gpu.global.exch.b128 r, [%d1], q;",
+    "ld.relaxed.gpu.global.b128 r, [%d1];",
+)
+
+
+@pytest.mark.parametrize("wide", WIDE)
+@pytest.mark.parametrize(("other", "races"), [
+    ("st.relaxed.gpu.global.u64 [%d1+8], 7;", False),
+    ("st.relaxed.gpu.global.v2.u64 [%d1], {7, 7};", False),
+    ("st.relaxed.gpu.global.u32 [%d1+4], 7;", True),
+    ("st.relaxed.gpu.global.v4.u32 [%d1], {7, 7, 7, 7};", True),
+])  # fmt: skip
+def test_128_bits_are_two_accesses_of_64(wide: str, other: str, races: bool) -> None:
+    """The memory model's scalars have 64 bits at most (PTX ISA, "Vector Data Types")."""
+    body = f"setp.eq.u32 %p1, %r60, 0; mov.b128 q, {{3, 5}}; @%p1 bra WIDE; {other} ret; WIDE: {wide} ret;"
+    module = ptx.Module.parse(text(body, declarations=".reg .b128 q, r;"))
+    checks = ptx.Checks(explain=False, strict=True)
+    arguments = [np.zeros(1, np.uint32), np.zeros(2, np.uint64), 0]
+    if not races:
+        ptx.launch(module, "k", (2, 1, 1), (1, 1, 1), arguments, checks=checks)
+        return
+    with pytest.raises(ptx.RaceError):
+        ptx.launch(module, "k", (2, 1, 1), (1, 1, 1), arguments, checks=checks)
+
+
 def test_what_does_not_take_128_bits_is_refused_where_it_is_reached() -> None:
     declarations = ".reg .b128 q, r;"
     for wrong in ("atom.global.and.b128 q, [%d1], r;", "xor.b128 q, q, r;"):
