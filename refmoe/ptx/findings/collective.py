@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from refmoe.ptx.text.syntax import Immediate, Instruction, Label, Operand, Register, Symbol, parts
+from refmoe.ptx.text.syntax import Address, Immediate, Instruction, Label, Operand, Register, Symbol, parts
 
 # Those that all lanes of a warp execute together and that take a value of each lane.
 _COLLECTIVE = re.compile(
@@ -29,7 +29,8 @@ _SIGNAL = re.compile(
 # Arrivals that tell nobody anything.
 _WAITS = re.compile(r"mbarrier\.(try_wait|test_wait|pending_count|init).*|cp\.async\.bulk\.(wait|commit)_group.*")
 _ENDS = ("ret", "exit", "trap", "brkpt")
-_STORES = ("st", "red", "bra", "brx", "call")
+# Without a result; nor have those whose first operand is an address.
+_NO_RESULT = ("bra", "brx", "call", "nanosleep")
 # The last operand of these is the mask of the lanes that take part. In the others it is the whole warp.
 _MASKED = ("shfl", "vote", "redux", "match")
 ALL_LANES = "0xffffffff"
@@ -100,17 +101,23 @@ def _targets(branch: Instruction, places: Mapping[str, int]) -> Iterator[int]:
 
 
 def registers_written(instruction: Instruction) -> Iterator[str]:
-    """Registers that an instruction writes: those of its first operand, but for stores and branches."""
-    if instruction.opcode.split(".")[0] in _STORES or not instruction.operands:
-        return
-    yield from _registers(instruction.operands[0])
+    """Registers that an instruction writes: those of its first operand, if it gives a result."""
+    yield from (name for operand in instruction.operands[: _results(instruction)] for name in _registers(operand))
 
 
 def registers_read(instruction: Instruction) -> Iterator[str]:
     """Registers of the operands that an instruction does not write."""
-    first = 0 if instruction.opcode.split(".")[0] in _STORES else 1
-    for operand in instruction.operands[first:]:
-        yield from _registers(operand)
+    yield from (name for operand in instruction.operands[_results(instruction) :] for name in _registers(operand))
+
+
+def _results(instruction: Instruction) -> int:
+    """How many of the first operands are results."""
+    if not instruction.operands or isinstance(instruction.operands[0], Address):
+        return 0
+    stem, *rest = instruction.opcode.split(".")
+    if stem in ("bar", "barrier"):
+        return int("red" in rest)
+    return 0 if stem in _NO_RESULT else 1
 
 
 def _registers(operand: Operand) -> Iterator[str]:

@@ -37,7 +37,7 @@ from refmoe.ptx.findings.site import (
     symbols,
     where,
 )  # fmt: skip
-from refmoe.ptx.findings.updates import atomic_remedy, update_of
+from refmoe.ptx.findings.updates import atomic_remedies, updates_of
 from refmoe.ptx.findings.waits import phase_waits, smaller_waits, waits
 from refmoe.ptx.text.memory_ops import memory_opcode
 from refmoe.ptx.text.syntax import Address, Instruction, Label
@@ -56,13 +56,12 @@ def remedies(race: RaceSite) -> Iterator[Remedy]:
         return
     yield from _coherent_loads(race)
     yield from waits(race)
-    update = update_of(race)
-    if update is not None:
-        # A lock may be meant. That both accesses are strong makes a legal program that still loses updates.
+    updates = updates_of(race)
+    if updates:
+        # A lock may be meant. Strong accesses, or a barrier between load and store, would still lose updates.
         yield from _passing_on(race)
         yield from _sequential_fences(race)
-        yield from atomic_remedy(race, update)
-        yield from barriers(race)
+        yield from atomic_remedies(race, updates)
         return
     if kind == "read-write" and race.relation in ("warp", "block") and mixed(race):
         # Who reads before another thread of the block writes mostly wants what was there.

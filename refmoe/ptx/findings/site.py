@@ -60,6 +60,11 @@ class Remedy:
     updates: bool = False
 
     @property
+    def suffices(self) -> bool:
+        """Whether it counts where the bytes depend on the schedule, and where another race is left."""
+        return self.orders or self.updates
+
+    @property
     def passes_on(self) -> bool:
         """Whether it orders the two where the result shows that it does."""
         return self.orders or any(re.search(r"\b(release|acquire|acq_rel)\b", each.text) for each in self.edits)

@@ -27,7 +27,8 @@ from refmoe.ptx.findings.edits import Unplaced, apply
 from refmoe.ptx.findings.finding import Finding
 from refmoe.ptx.findings.meeting import among_themselves, exits_together, inserts_meetings, spare_barrier
 from refmoe.ptx.findings.remedies import remedies
-from refmoe.ptx.findings.site import RaceSite, Remedy, widths
+from refmoe.ptx.findings.site import UPDATES, RaceSite, Remedy, widths
+from refmoe.ptx.findings.updates import updates_of
 from refmoe.ptx.module import Module
 
 # Changes that are tried for one race, each of which is compiled and run; and instructions that are compiled for that.
@@ -193,6 +194,8 @@ class Trials:
     def remedied(self, found: Finding, race: RaceSite, module: Module) -> Finding:
         """A finding with the change that orders its race, or with why none is known."""
         self._count = 0
+        if not race.error.warning and updates_of(race):
+            found = replace(found, missing=UPDATES[0], section=UPDATES[1])
         if race.twins:
             # No order is missing where one copy would do.
             return replace(found, remedy="elect.sync before it, and a branch that only the elected lane takes")
@@ -238,6 +241,10 @@ class Trials:
                 "nothing orders lanes in one execution of a store: choose the lane that stores, or let each store at a "
                 "place of its own"
             )
+        if updates_of(race):
+            return (
+                "no small change makes an atomic of it: compare and swap in a loop (atomicCAS), or write it otherwise"
+            )
         if self._loose is not None:
             return (
                 f"with {self._loose.words} the two may come in any order, and the result depends on the schedule; "
@@ -271,7 +278,7 @@ class Trials:
             alone = self._met(remedy, race, module, apart, text) if outcome != "not" else None
             if alone is None:
                 continue
-            if outcome == "another" and remedy.orders:
+            if outcome == "another" and remedy.suffices:
                 change = Change(remedy, text, alone, False, Agreed(1, True))
                 if left is not None:
                     another.append((change, left))
@@ -283,22 +290,22 @@ class Trials:
                 continue
             if change.agreed.raced:
                 # Another race shows under another schedule.
-                beside = beside or (replace(change, clean=False) if remedy.orders else None)
+                beside = beside or (replace(change, clean=False) if remedy.suffices else None)
                 continue
             if change.mends:
                 self._clean.append((change, self._lines(text)))
                 return change
-            if remedy.orders or remedy.updates:
+            if remedy.suffices:
                 depends = depends or change
             elif not change.agreed.same:
                 self._loose = self._loose or remedy
         if depth + 1 < _DEEPEST:
             for change, left in another[: 1 if depth else _BRANCHES]:
-                if not _is_related(left, race) or self._allowance.ends():
-                    continue
                 inner = self._edited(change.text, module)
-                site = self._site(left, inner)
-                more = None if site is None else self._best(site, inner, change.apart, depth + 1, _texts(change.remedy))
+                site = None if self._allowance.ends() else self._site(left, inner)
+                if site is None or not _is_related(site, race, change.remedy):
+                    continue
+                more = self._best(site, inner, change.apart, depth + 1, _texts(change.remedy))
                 if more is not None and more.mends:
                     return self._together(change, more)
         return depends or beside
@@ -430,10 +437,15 @@ def _only_one_came(race: RaceSite, meetings: ClusterMeetings | None) -> bool:
     return meetings.of((error.block, error.thread)) != meetings.of((error.other_block, error.among))
 
 
-def _is_related(left: RaceError, race: RaceSite) -> bool:
-    """Whether a race that is left is what is left of another one: it lacks an acquire, or is of the same source."""
+def _is_related(site: RaceSite, race: RaceSite, made: Remedy) -> bool:
+    """Whether a race that is left is what is left of another one, for which a change was made.
+
+    It lacks an acquire, is of the same source, or is an update as the other one.
+    """
+    left = site.error
     unrolled = left.source is not None and left.source == race.error.source
-    return left.poll is not None or left.line in _lines_of(race) or unrolled
+    updates = made.updates and bool(updates_of(site))
+    return left.poll is not None or left.line in _lines_of(race) or unrolled or updates
 
 
 def _texts(remedy: Remedy) -> list[str]:

@@ -693,5 +693,6 @@ def _located(statement: Instruction, files: dict[int, str]) -> Instruction:
 
     if statement.source is None:
         return statement
-    callers = tuple(caller for place in statement.callers if (caller := named(place)) is not None)
-    return replace(statement, source=named(statement.source), callers=callers)
+    source = named(statement.source)
+    callers = () if source is None else tuple(filter(None, map(named, statement.callers)))
+    return replace(statement, source=source, callers=callers)

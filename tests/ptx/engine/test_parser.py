@@ -541,6 +541,14 @@ def test_the_callers_of_an_inlined_function_are_known_as_far_as_the_text_says(be
     assert f"({place}, {inlined})" in caught.value.message
 
 
+def test_a_place_without_a_line_has_no_callers() -> None:
+    source = text(".loc 2 0 0, function_name f, inlined_at 1 7 3\n st.global.u32 [%d0], %r0; ret;")
+    module = ptx.Module.parse(source + '.file 1 "b.cu"\n.file 2 "c.h"\n')
+    with pytest.raises(ptx.MemoryFault) as caught:
+        ptx.launch(module, "k", (1, 1, 1), (1, 1, 1), [np.zeros(0, np.uint32), None, 0])
+    assert (caught.value.source, caught.value.callers) == (None, ())
+
+
 def test_what_is_inlined_in_one_function_says_nothing_of_the_next() -> None:
     first = text(KERNEL_CALLS_F + F_CALLS_G + " ret;").replace(".entry k(", ".entry first(")
     second = text(AGAIN + F_CALLS_G + SOMETHING + F_CALLS_G + " st.global.u32 [%d0], %r0; ret;")

@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.findings.found import finding_of
 from support.findings.plain import CELLS
 from support.ptx_kernel import compile_cuda, line_of, text
 
 from refmoe import ptx
 from refmoe.ptx.findings.explain import Explainer
 from refmoe.ptx.findings.finding import Finding
-from refmoe.ptx.findings.updates import update_with
 from refmoe.ptx.state.memory import Arena
-from refmoe.ptx.text.syntax import Instruction
 
 # The reversal lacks a barrier. Behind it the flag of one block passes data to the other without a fence.
 TWO_RACES = """
@@ -86,19 +85,6 @@ LATER = """
 DONE:
     ret;
 """
-COUNT = """
-    mul.wide.u32 %d3, %r1, 4; add.u64 %d3, %d3, %d1; ld.global.u32 %r4, [%d3]; and.b32 %r4, %r4, 3;
-    setp.ge.u32 %p1, %r1, 4; mov.u32 %r5, cell; mad.lo.u32 %r6, %r1, 4, %r5;
-    @!%p1 st.shared.u32 [%r6], 0;
-    bar.sync 0;
-    mad.lo.u32 %r6, %r4, 4, %r5;
-    {count}
-    bar.sync 0;
-    mad.lo.u32 %r6, %r1, 4, %r5;
-    @!%p1 ld.shared.u32 %r7, [%r6];
-    @!%p1 st.global.u32 [%d2], %r7;
-    ret;
-"""
 # Each of two threads says that it is there and looks for the other one. Only one may find nobody.
 DEKKER = """
     setp.ne.u32 %p1, %r1, 0;
@@ -146,16 +132,6 @@ EXCHANGE = """
 """
 UNWRITTEN = "ld.shared.u32 %r8, [cell+1020]; st.global.u32 [%d2+512], %r8;"
 FIRST = "st.shared.u32 [%r4], 9; bar.sync 0;"
-
-
-def finding_of(module: ptx.Module, blocks: int = 1, threads: int = 64, schedules: int = 1) -> Finding:
-    out, given = np.zeros(256, np.uint32), np.arange(256, dtype=np.uint32)
-    given[64:] = 0
-    arguments = [out, given] if len(module.read("k").parameters) == 2 else [out, given, 0]
-    with pytest.raises(ptx.RaceError) as caught, ptx.under_schedules(schedules):
-        ptx.launch(module, "k", (blocks, 1, 1), (threads, 1, 1), arguments)
-    assert caught.value.finding is not None
-    return caught.value.finding
 
 
 def exchange(distance: int = 32, first: str = FIRST, order: str = "", then: str = "") -> ptx.Module:
@@ -214,154 +190,6 @@ def test_likewise_is_said_of_one_barrier_alone(tmp_path: Path) -> None:
         lines = [int(each) for each in likewise.split(" of ")[0].split(", ") if each]
         lines.append(int(head.split("before line ")[1].split(" ")[0]) if "before line " in head else lines[0])
         assert all(name in finding.edited.split("\n")[line - 1] for line in lines), words
-
-
-# Updates
-
-
-@pytest.mark.parametrize(("count", "atomic"), [
-    ("ld.shared.u32 %r8, [%r6];\nadd.s32 %r9, %r8, 1;\nst.shared.u32 [%r6], %r9;", "atomicAdd_block"),
-    ("ld.shared.u32 %r8, [%r6];\nadd.s32 %r9, %r2, %r8;\nst.shared.u32 [%r6], %r9;", "atomicAdd_block"),
-    ("ld.shared.u32 %r8, [%r6];\nor.b32 %r9, %r8, %r2;\nst.shared.u32 [%r6], %r9;", "atomicOr_block"),
-    ("ld.shared.u32 %r8, [%r6];\nmax.s32 %r9, %r8, %r2;\nst.shared.u32 [%r6], %r9;", "atomicMax_block"),
-    # What is added is loaded behind, is taken away, or is a product.
-    ("ld.shared.u32 %r8, [%r6];\nld.global.u32 %r10, [%d3];\nadd.u32 %r9, %r8, %r2;\nst.shared.u32 [%r6], %r9;",
-     "atomicAdd_block"),
-    ("ld.shared.u32 %r8, [%r6];\nsub.u32 %r9, %r8, %r2;\nst.shared.u32 [%r6], %r9;", "atomicAdd_block"),
-    ("ld.shared.u32 %r8, [%r6];\nmad.lo.s32 %r9, %r2, 3, %r8;\nst.shared.u32 [%r6], %r9;", "atomicAdd_block"),
-])  # fmt: skip
-def test_an_update_takes_an_atomic(count: str, atomic: str) -> None:
-    body = COUNT.format(count=count)
-    finding = finding_of(ptx.Module.parse(text(body, CELLS)))
-    load, store = (
-        line_of(body, each, module_scope=CELLS) for each in ("ld.shared.u32 %r8", "st.shared.u32 [%r6], %r9")
-    )
-    assert finding.remedy == f"{atomic} in place of the load at line {load} and the store at line {store}"
-    assert finding.section == "updates-by-several-threads"
-    assert (finding.clean, finding.same, finding.orders) == (True, True, False)
-    assert finding.edited is not None
-    out, given = np.zeros(256, np.uint32), np.arange(256, dtype=np.uint32)
-    ptx.launch(ptx.Module.parse(finding.edited), "k", (1, 1, 1), (64, 1, 1), [out, given, 0])
-    threads = np.arange(64, dtype=np.uint32)
-    times = 2**32 - 1 if "sub" in count else 3 if "mad" in count else 1
-    sums = threads.reshape(16, 4).sum(0, dtype=np.uint32) * np.uint32(times)
-    expected = {
-        "atomicAdd_block": [16] * 4 if "1;" in count else sums,
-        "atomicOr_block": [np.bitwise_or.reduce(threads[n::4]) for n in range(4)],
-        "atomicMax_block": [60, 61, 62, 63],
-    }[atomic]
-    assert out[:4].tolist() == list(expected)
-
-
-def test_an_update_whose_old_value_is_used_takes_an_atomic_that_returns_it() -> None:
-    """Threads append to a list: `list[count++] = thread`."""
-    body = """
-        mov.u32 %r5, cell;
-        setp.ne.u32 %p1, %r1, 0;
-        @!%p1 st.shared.u32 [%r5], 0;
-        bar.sync 0;
-        ld.shared.u32 %r8, [%r5];
-        add.s32 %r9, %r8, 1;
-        st.shared.u32 [%r5], %r9;
-        mul.wide.u32 %d3, %r8, 4; add.u64 %d3, %d3, %d0; st.global.u32 [%d3], %r1;
-        ret;
-    """
-    finding = finding_of(ptx.Module.parse(text(body, CELLS)))
-    load, store = (
-        line_of(body, each, module_scope=CELLS) for each in ("ld.shared.u32 %r8", "st.shared.u32 [%r5], %r9")
-    )
-    words = f"atomicAdd_block in place of the load at line {load} and the store at line {store}"
-    assert finding.remedy == f"{words}; it returns what the load gave"
-    assert (finding.clean, finding.same, finding.section) == (True, False, "updates-by-several-threads")
-    assert finding.edited is not None
-    out, given = np.zeros(256, np.uint32), np.zeros(256, np.uint32)
-    ptx.launch(ptx.Module.parse(finding.edited), "k", (1, 1, 1), (64, 1, 1), [out, given, 0])
-    assert sorted(out[:64]) == list(range(64))
-
-
-def test_an_update_that_other_blocks_make_too_takes_an_atomic_of_the_grid() -> None:
-    """The first lane whose value is used as an address ends the launch, so that no two blocks are seen."""
-    body = """
-        ld.global.u32 %r8, [%d1];
-        add.s32 %r9, %r8, 1;
-        st.global.u32 [%d1], %r9;
-        mul.wide.u32 %d3, %r8, 4; add.u64 %d3, %d3, %d0; st.global.u32 [%d3], %r2;
-        ret;
-    """
-    finding = finding_of(ptx.Module.parse(text(body)), blocks=2)
-    assert finding.remedy.startswith("atomicAdd in place of the load")
-    out, given = np.zeros(256, np.uint32), np.zeros(256, np.uint32)
-    ptx.launch(ptx.Module.parse(str(finding.edited)), "k", (2, 1, 1), (64, 1, 1), [out, given, 0])
-    assert sorted(out[:128]) == list(range(128))
-
-
-@pytest.mark.parametrize("count", [
-    # The operation has no atomic; the place is another one; the value has been changed in between.
-    "ld.shared.u32 %r8, [%r6];\nsub.u32 %r9, %r2, %r8;\nst.shared.u32 [%r6], %r9;",
-    "ld.shared.u32 %r8, [%r6+64];\nadd.u32 %r9, %r8, %r2;\nst.shared.u32 [%r6], %r9;",
-    "ld.shared.u32 %r8, [%r6];\nadd.u32 %r9, %r8, 1;\nadd.u32 %r6, %r6, 4;\nst.shared.u32 [%r6], %r9;",
-])  # fmt: skip
-def test_what_is_no_update_is_offered_none(count: str) -> None:
-    body = COUNT.format(count=count).replace("bar.sync 0;", "@!%p1 st.shared.u32 [%r6+64], 0; bar.sync 0;", 1)
-    assert "atomic" not in finding_of(ptx.Module.parse(text(body, CELLS))).remedy
-
-
-FLOAT = "ld.shared.f32 %r8, [%r6];"
-LOAD, ADD, STORE = "ld.shared.u32 %r8, [%r6];", "add.u32 %r9, %r8, %r2;", "st.shared.u32 [%r6], %r9;"
-
-
-@pytest.mark.parametrize(("body", "found"), [
-    ((LOAD, ADD, STORE), ("add", "u32", "%r2", "st")),
-    ((LOAD, "mov.u32 %r20, 1;", ADD, "mov.u32 %r21, 1;", "@%p1 " + STORE), ("add", "u32", "%r2", "st")),
-    ((LOAD, "add.s32 %r9, 7, %r8;", STORE), ("add", "u32", "7", "st")),
-    ((FLOAT, "add.rn.f32 %r9, %r8, %r2;", STORE.replace("u32", "f32")), ("add", "f32", "%r2", "st")),
-    ((FLOAT, "add.ftz.f32 %r9, %r8, %r2;", STORE.replace("u32", "f32")), ("add", "f32", "%r2", "st")),
-    ((LOAD, "min.s32 %r9, %r8, %r2;", STORE), ("min", "s32", "%r2", "st")),
-    # What is added has to be computed, or is loaded behind.
-    ((LOAD, "sub.u32 %r9, %r8, %r2;", STORE), ("add", "u32", "%by", "st")),
-    ((LOAD, "sub.u32 %r9, %r2, %r8;", STORE), None),
-    ((FLOAT, "fma.rn.f32 %r9, %r2, %r3, %r8;", STORE.replace("u32", "f32")), ("add", "f32", "%by", "st")),
-    ((FLOAT, "fma.rn.f32 %r9, %r8, %r3, %r2;", STORE.replace("u32", "f32")), None),
-    ((LOAD, "mad.lo.s32 %r9, %r2, %r8, %r8;", STORE), None),
-    ((LOAD, "ld.shared.u32 %r2, [%r7];", ADD, STORE), ("add", "u32", "%r2", "st")),
-    ((LOAD, "ld.shared.u32 %r2, [%r8];", ADD, STORE), ("add", "u32", "%r2", "")),
-    # What was loaded or stored is used, and what is added is there at the load, or not.
-    ((LOAD, ADD, STORE, "mov.u32 %r20, %r8;"), ("add", "u32", "%r2", "ld")),
-    ((LOAD, ADD, STORE, "st.global.u32 [%d1], %r9;"), ("add", "u32", "%r2", "ld")),
-    ((LOAD, ADD, "mov.u32 %r2, 0;", STORE), ("add", "u32", "%r2", "")),
-    ((LOAD, "add.u32 %r2, %r8, %r2;", STORE.replace("%r9", "%r2")), ("add", "u32", "%r2", "")),
-    ((LOAD, ADD, "@%p1 " + STORE, "mov.u32 %r20, %r8;"), ("add", "u32", "%r2", "")),
-    ((LOAD, "ld.shared.u32 %r2, [%r7];", ADD, STORE, "mov.u32 %r20, %r8;"), ("add", "u32", "%r2", "")),
-    # Nothing, or twice the same, is added; the width is another one.
-    ((LOAD, STORE.replace("%r9", "%r8")), None),
-    ((LOAD, "add.u32 %r9, %r8, %r8;", STORE), None),
-    ((LOAD, ADD, STORE.replace("u32", "u16")), None),
-    (("ld.shared.u64 %d8, [%r6];", "add.u64 %d9, %d8, 1;", "mov.b64 {%r9, %r10}, %d9;", STORE), None),
-    # Another place, or another address in the register; a value that may not be the one; another way to come here.
-    (("ld.shared.u32 %r8, [%r6+4];", ADD, STORE), None),
-    ((LOAD, ADD, "add.u32 %r6, %r6, 4;", STORE), None),
-    (("ld.shared.u32 %r6, [%r6];", "add.u32 %r9, %r6, %r2;", STORE), None),
-    ((LOAD, "add.u32 %r8, %r8, %r2;", STORE.replace("%r9", "%r8")), ("add", "u32", "%r2", "st")),
-    (("@%p1 " + LOAD, ADD, STORE), None),
-    ((LOAD, "@%p1 " + ADD, STORE), None),
-    ((LOAD, ADD, "mov.u32 %r8, 0;", STORE), ("add", "u32", "%r2", "st")),
-    ((LOAD, "AWAY:", ADD, STORE), None),
-    ((LOAD, ADD, "@%p1 bra AWAY;", STORE, "AWAY:"), None),
-    # They are strong, or no accesses of one element.
-    (("ld.relaxed.cta.shared.u32 %r8, [%r6];", ADD, STORE), None),
-    ((LOAD, ADD, "st.relaxed.cta.shared.u32 [%r6], %r9;"), None),
-    (("ld.shared.v2.u32 {%r8, %r10}, [%r6];", ADD, STORE), None),
-])  # fmt: skip
-def test_what_an_update_is(body: tuple[str, ...], found: tuple[str, str, str, str] | None) -> None:
-    function = ptx.Module.parse(text("\n".join(body) + "\nret;", CELLS)).read("k")
-    assert function is not None
-    assert function.body is not None
-    stores = [each for each in function.body if isinstance(each, Instruction) and each.opcode.startswith("st.")]
-    update = update_with(function.body, stores[0])
-    assert (update is None) == (found is None)
-    if update is not None:
-        at = "" if update.at is None else update.at.opcode[:2]
-        assert (update.operation, update.type, update.by, at) == found
 
 
 # Signals
