@@ -167,7 +167,7 @@ class LaneError(PtxError):
         line: line of the instruction in the PTX text, 1-based.
         source: `file:line` of the `.loc` directive in force, or None.
         callers: where the function of `source` is inlined, the function there, and so on, in the same form, innermost
-            first; empty where it is not inlined, or nothing says so.
+            first, as far as the text says; empty where it is not inlined.
         text: the instruction.
     """
 

@@ -49,7 +49,7 @@ class Accessed:
         line: in the PTX text, 1-based.
         source: `file:line` of the `.loc` in force, or None.
         callers: where the function of `source` is inlined, the function there, and so on, in the same form, innermost
-            first; empty where it is not inlined.
+            first, as far as the text says; empty where it is not inlined.
         text: the instruction.
     """
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from refmoe.ptx.text.syntax import Address, Immediate, Instruction, Label, Operand, Register, Symbol, parts
+from refmoe.ptx.program.registers import names_read, names_written
+from refmoe.ptx.text.syntax import Immediate, Instruction, Label, Symbol
 
 # Those that all lanes of a warp execute together and that take a value of each lane.
 _COLLECTIVE = re.compile(
@@ -29,8 +30,6 @@ _SIGNAL = re.compile(
 # Arrivals that tell nobody anything.
 _WAITS = re.compile(r"mbarrier\.(try_wait|test_wait|pending_count|init).*|cp\.async\.bulk\.(wait|commit)_group.*")
 _ENDS = ("ret", "exit", "trap", "brkpt")
-# Without a result; nor have those whose first operand is an address.
-_NO_RESULT = ("bra", "brx", "call", "nanosleep")
 # The last operand of these is the mask of the lanes that take part. In the others it is the whole warp.
 _MASKED = ("shfl", "vote", "redux", "match")
 ALL_LANES = "0xffffffff"
@@ -60,7 +59,7 @@ def consumers(body: Sequence[Instruction | Label], load: Instruction) -> tuple[I
     places = {each.name: number for number, each in enumerate(body) if isinstance(each, Label)}
     found: dict[Instruction, None] = {}
     seen: set[tuple[int, frozenset[str]]] = set()
-    ways = [(start + 1, frozenset(registers_written(load)))]
+    ways = [(start + 1, names_written(load))]
     while ways:
         number, held = ways.pop()
         while number < len(body) and held and (number, held) not in seen:
@@ -71,7 +70,7 @@ def consumers(body: Sequence[Instruction | Label], load: Instruction) -> tuple[I
                 continue
             if each is load or (_SIGNAL.fullmatch(each.opcode) and not _WAITS.fullmatch(each.opcode)):
                 break
-            takes = held & frozenset(registers_read(each))
+            takes = held & names_read(each)
             if takes and _COLLECTIVE.fullmatch(each.opcode):
                 found[each] = None
                 break
@@ -88,7 +87,7 @@ def consumers(body: Sequence[Instruction | Label], load: Instruction) -> tuple[I
 
 def _passed(instruction: Instruction, held: frozenset[str], takes: frozenset[str]) -> frozenset[str]:
     """The registers that hold the value, or one made of it, behind an instruction."""
-    written = frozenset(registers_written(instruction))
+    written = names_written(instruction)
     if takes:
         return held | written
     return held if instruction.guard is not None else held - written
@@ -98,27 +97,3 @@ def _targets(branch: Instruction, places: Mapping[str, int]) -> Iterator[int]:
     for operand in branch.operands:
         if isinstance(operand, Symbol) and operand.name in places:
             yield places[operand.name]
-
-
-def registers_written(instruction: Instruction) -> Iterator[str]:
-    """Registers that an instruction writes: those of its first operand, if it gives a result."""
-    yield from (name for operand in instruction.operands[: _results(instruction)] for name in _registers(operand))
-
-
-def registers_read(instruction: Instruction) -> Iterator[str]:
-    """Registers of the operands that an instruction does not write."""
-    yield from (name for operand in instruction.operands[_results(instruction) :] for name in _registers(operand))
-
-
-def _results(instruction: Instruction) -> int:
-    """How many of the first operands are results."""
-    if not instruction.operands or isinstance(instruction.operands[0], Address):
-        return 0
-    stem, *rest = instruction.opcode.split(".")
-    if stem in ("bar", "barrier"):
-        return int("red" in rest)
-    return 0 if stem in _NO_RESULT else 1
-
-
-def _registers(operand: Operand) -> Iterator[str]:
-    return (each.name for each in parts(operand) if isinstance(each, Register))

@@ -23,7 +23,7 @@ from refmoe.ptx.findings.accesses import Accessed, kind_of
 from refmoe.ptx.findings.collective import ALL_LANES, consumers, meeting_at, members
 from refmoe.ptx.findings.edits import PtxEdit, Unplaced, apply
 from refmoe.ptx.findings.finding import Finding
-from refmoe.ptx.findings.site import RaceSite, Relation
+from refmoe.ptx.findings.site import RaceSite, Relation, lines_of
 from refmoe.ptx.findings.trials import Agreed, Agreeing, Allowance, Ended, Outcome, Trials
 from refmoe.ptx.module import Module
 from refmoe.ptx.text.syntax import Function, Instruction, in_source
@@ -296,7 +296,7 @@ class Explainer:
                     # It is a race of other threads, at other bytes.
                     return fault
                 race = self.explained(error, module, exact)
-                return fault.of(race) if fault.line in _lines_of(race) else fault
+                return fault.of(race) if fault.line in lines_of(race) else fault
             except (PtxError, OutOfTime):
                 return fault
 
@@ -378,12 +378,12 @@ class Explainer:
         Behind another race the launch goes on with a witness. Behind a read of bytes that nobody wrote it does not: it
         has to have come to both accesses before.
         """
-        lines = _lines_of(race)
+        lines = lines_of(race)
         regions = {race.error.buffer} | ({left.buffer} if isinstance(left, RaceError) else set())
         witness = RaceWitness(*regions)
         with suppress(PtxError):
             self._attempt(module, frozenset(regions), witness, True).take_back()
-        if any(lines == _lines_of(pair.error) for pair in witness.pairs.values()):
+        if any(lines == lines_of(pair.error) for pair in witness.pairs.values()):
             return True
         return isinstance(left, MemoryFault) and not lines <= witness.lines(race.error.buffer)
 
@@ -468,12 +468,6 @@ def _milder(error: RaceError, pair: RacingPair, consumed: Consumed, before: bool
         schedules=0 if agreed.failed else agreed.schedules, same=agreed.same or agreed.failed, before=before,
     )  # fmt: skip
     return error.explained(finding, earlier=load, warning="warp-collective")
-
-
-def _lines_of(race: RaceSite | RaceError) -> frozenset[int]:
-    """The lines of both accesses."""
-    later = race.line if isinstance(race, RaceError) else race.later.line
-    return frozenset((later,)) if race.earlier is None else frozenset((later, race.earlier.line))
 
 
 def _place(error: RaceError) -> str:

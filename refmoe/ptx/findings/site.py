@@ -196,6 +196,12 @@ _KINDS = {
 }  # fmt: skip
 
 
+def lines_of(race: RaceSite | RaceError) -> frozenset[int]:
+    """The lines of both accesses."""
+    later = race.line if isinstance(race, RaceError) else race.later.line
+    return frozenset((later,)) if race.earlier is None else frozenset((later, race.earlier.line))
+
+
 def where(instruction: Instruction) -> str:
     """`line 25 (kernel.cu:9)`."""
     return f"line {instruction.line}{in_source(instruction.source, instruction.callers)}"

@@ -27,7 +27,7 @@ from refmoe.ptx.findings.edits import Unplaced, apply
 from refmoe.ptx.findings.finding import Finding
 from refmoe.ptx.findings.meeting import among_themselves, exits_together, inserts_meetings, spare_barrier
 from refmoe.ptx.findings.remedies import remedies
-from refmoe.ptx.findings.site import UPDATES, RaceSite, Remedy, widths
+from refmoe.ptx.findings.site import UPDATES, RaceSite, Remedy, lines_of, widths
 from refmoe.ptx.findings.updates import updates_of
 from refmoe.ptx.module import Module
 
@@ -286,7 +286,7 @@ class Trials:
             if outcome != "clean":
                 continue
             change = Change(remedy, text, alone, True, self._under_schedules(text, module))
-            if change.agreed.failed or change.agreed.lines & _lines_of(race):
+            if change.agreed.failed or change.agreed.lines & lines_of(race):
                 continue
             if change.agreed.raced:
                 # Another race shows under another schedule.
@@ -375,7 +375,7 @@ class Trials:
             return "not", "", None
         if isinstance(outcome, RaceError):
             same = outcome.kind == race.error.kind or outcome.buffer == race.error.buffer
-            if (outcome.line in _lines_of(race) and same) or self._is_hidden(text, outcome, race, module):
+            if (outcome.line in lines_of(race) and same) or self._is_hidden(text, outcome, race, module):
                 return "not", "", None
             return "another", text, outcome
         if isinstance(outcome, MemoryFault):
@@ -391,7 +391,7 @@ class Trials:
 
     def _is_hidden(self, text: str, left: RaceError | MemoryFault, race: RaceSite, module: Module) -> bool:
         """Whether what is left in a launch with a text only hides the race."""
-        key = text, frozenset(_lines_of(race))
+        key = text, lines_of(race)
         if key not in self._hidden:
             self._hidden[key] = self._hides(left, race, self._edited(text, module))
         return self._hidden[key]
@@ -421,10 +421,6 @@ class Trials:
         return self._modules[text]
 
 
-def _lines_of(race: RaceSite) -> set[int]:
-    return {race.error.line} | ({race.earlier.line} if race.earlier else set())
-
-
 def _inserts_barriers_of_clusters(remedy: Remedy) -> bool:
     return any(BARRIERS["cluster"][1] in each.text for each in remedy.edits)
 
@@ -445,7 +441,7 @@ def _is_related(site: RaceSite, race: RaceSite, made: Remedy) -> bool:
     left = site.error
     unrolled = left.source is not None and left.source == race.error.source
     updates = made.updates and bool(updates_of(site))
-    return left.poll is not None or left.line in _lines_of(race) or unrolled or updates
+    return left.poll is not None or left.line in lines_of(race) or unrolled or updates
 
 
 def _texts(remedy: Remedy) -> list[str]:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from refmoe.ptx.findings.collective import registers_read, registers_written
 from refmoe.ptx.findings.edits import PtxEdit
 from refmoe.ptx.findings.site import UPDATES, Body, RaceSite, Remedy, where
+from refmoe.ptx.program.registers import names_read, names_written
 from refmoe.ptx.text.memory_ops import MemoryOpcode, memory_opcode
 from refmoe.ptx.text.scopes import type_bits
 from refmoe.ptx.text.syntax import Address, Instruction, Label, Operand, Register, parts
@@ -32,8 +32,10 @@ _ATOMICS = {
 }  # fmt: skip
 # Operations whose atomic adds something that has to be computed: how, and which operand was loaded.
 _COMPUTED = {"sub": ("neg", 0), "fma": ("mul.rn", 2), "mad.lo": ("mul.lo", 2)}
-# Behind these other threads may have done something, or other lanes go on; behind the last ones fewer lanes do.
+# No update goes on behind a branch, where other lanes may run, nor behind a meeting of threads, which may agree there
+# on what they have read.
 _APART = ("bra", "brx", "call", "bar", "barrier", "mbarrier")
+# Lanes may end here. Those do not come to the store.
 _LEAVES = ("exit", "ret", "trap")
 
 
@@ -120,7 +122,7 @@ def _remedy(scope: str, found: Update, atomic: AtomicUpdate) -> tuple[str, tuple
             PtxEdit(found.load, "opcode", f"ld.relaxed.{scope}{space}.{load.type}"),
             PtxEdit(found.store, "whole", with_first(f"{guard}red.{kind} {place}, {atomic.by};")),
         )
-    (value,) = registers_written(found.load)
+    (value,) = names_written(found.load)
     return f"{words}; it returns what the load gave", (
         PtxEdit(found.load, "whole", with_first(f"atom.{kind} {value}, {place}, {atomic.by};")),
         PtxEdit(found.store, "whole", ""),
@@ -138,11 +140,16 @@ def _update_of(body: Body, access: Instruction) -> Update | None:
         return None
     if plain.stem == "st":
         return update_with(body, here)
+    load = body[here]
+    assert isinstance(load, Instruction)
     for number, each in enumerate(body[here:], here):
         if _is_apart(each):
             return None
-        if isinstance(each, Instruction) and (found := update_with(body, number)) is not None and found.does(access):
-            return found
+        # Unrolled code has hundreds of stores: those of another place are not looked at.
+        if isinstance(each, Instruction) and each.operands[:1] == load.operands[1:]:
+            found = update_with(body, number)
+            if found is not None and found.does(access):
+                return found
     return None
 
 
@@ -165,7 +172,7 @@ def update_with(body: Body, here: int) -> Update | None:
         if _is_apart(each):
             return None
         assert isinstance(each, Instruction)
-        writes = frozenset(registers_written(each))
+        writes = names_written(each)
         if _loads(each, place) and not writes & kept and _names(value) & _made_of(writes, between[::-1]):
             return Update(each, store, _atomic(body, each, between[::-1], store))
         if writes & kept:
@@ -186,16 +193,16 @@ def _plain(access: Instruction) -> MemoryOpcode | None:
 
 def _loads(load: Instruction, place: Address) -> bool:
     """Whether an instruction is a plain load of one element of a place."""
-    loaded = _plain(load)
-    return loaded is not None and loaded.stem == "ld" and loaded.count == 1 and place in load.operands
+    loaded = _plain(load) if place in load.operands else None
+    return loaded is not None and loaded.stem == "ld" and loaded.count == 1
 
 
 def _made_of(value: frozenset[str], code: Sequence[Instruction]) -> frozenset[str]:
     """The registers that hold a value, or something made of it, behind some code."""
     held = value
     for each in code:
-        writes = frozenset(registers_written(each))
-        if held & frozenset(registers_read(each)):
+        writes = names_written(each)
+        if held & names_read(each):
             held |= writes
         elif each.guard is None:
             held -= writes
@@ -211,7 +218,7 @@ def _atomic(body: Body, load: Instruction, between: Sequence[Instruction], store
     made = next((n for n, each in reversed([*enumerate(between)]) if _writes(each, store.operands[1])), None)
     if made is None or loaded is None or stored is None or loaded.size != stored.size:
         return None
-    operation, value = between[made], frozenset(registers_written(load))
+    operation, value = between[made], names_written(load)
     match = _OPERATION.fullmatch(operation.opcode)
     changed = _written(between[:made]) & value
     if match is None or operation.guard is not None or changed or not _runs_with(load, between, store):
@@ -266,12 +273,10 @@ def _stands_at(
 ) -> Literal["load", "store"] | None:
     """Of which of both an atomic can take the place; `made`: which instruction of `between` is the operation."""
     operation = between[made]
-    takes = frozenset(registers_read(operation)) - frozenset(registers_written(load))
-    results = frozenset((*registers_written(load), *registers_written(operation)))
+    takes = names_read(operation) - names_written(load)
+    results = names_written(load) | names_written(operation)
     used = any(
-        results & frozenset(registers_read(each))
-        for each in body
-        if isinstance(each, Instruction) and each not in (operation, store)
+        results & names_read(each) for each in body if isinstance(each, Instruction) and each not in (operation, store)
     )
     if any("@" in name for each in (load, store) for operand in each.operands for name in _names(operand)):
         return None
@@ -290,11 +295,11 @@ def _free_name(body: Body) -> str:
 
 
 def _written(code: Sequence[Instruction]) -> frozenset[str]:
-    return frozenset(name for each in code for name in registers_written(each))
+    return frozenset(name for each in code for name in names_written(each))
 
 
 def _writes(each: Instruction, value: Operand) -> bool:
-    return bool(frozenset(registers_written(each)) & _names(value))
+    return bool(names_written(each) & _names(value))
 
 
 def _names(operand: Operand) -> frozenset[str]:

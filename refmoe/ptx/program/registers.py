@@ -59,6 +59,16 @@ def _registers(operands: Iterable[Operand]) -> list[Register]:
     return found
 
 
+def names_written(instruction: Instruction) -> frozenset[str]:
+    """The registers that an instruction writes where its guard is on."""
+    return frozenset(each.name for each in _registers(destinations_and_sources(instruction)[0]))
+
+
+def names_read(instruction: Instruction) -> frozenset[str]:
+    """The registers of the operands that an instruction reads. Its guard is none of them."""
+    return frozenset(each.name for each in _registers(destinations_and_sources(instruction)[1]))
+
+
 def operands_of(instruction: Instruction) -> tuple[list[Register], list[Register]]:
     """The registers that an instruction writes, and those that it reads, its guard and the carry included."""
     written, read = results_and_uses(instruction)

@@ -15,13 +15,13 @@ class Locations:
         .loc 2 5 1, function_name f, inlined_at 1 7 3     line 5 of f calls g,
         .loc 2 4 9, function_name g, inlined_at 2 5 1     and the next instruction is of line 4 of g.
 
-    It says this once. Later the last directive may stand alone. If `f` has then been inlined at two lines,
-    nothing tells from which of them this `g` comes.
+    It says this once. Later the last directive may stand alone. If `f` has then been inlined at two lines, nothing
+    tells from which of them this `g` comes. Only the innermost caller is told then, so that none looks like the last.
 
     Attributes:
         location: (file number, line) of the directive in force, or None.
         callers: where the function of that line is inlined, the function there, and so on, innermost first, as far as
-            that is known; empty where it is not inlined.
+            the text says; empty where it is not inlined.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,9 @@ class Locations:
             passed.append(at)
             if at in self._together:
                 at = self._together[at]
-            else:
-                said = self._said.get(at, ())
-                at = next(iter(said)) if len(said) == 1 else None
+                continue
+            said = self._said.get(at, {None})
+            if len(said) > 1:
+                return passed[:1]
+            (at,) = said
         return passed

@@ -153,8 +153,9 @@ def in_source(source: str | None, callers: Sequence[str]) -> str:
     """
     if source is None:
         return ""
-    inlined = "".join(f", inlined at {caller}" for caller in callers[:1])
-    return f" ({source}{inlined}{''.join(f', called from {caller}' for caller in callers[1:][-1:])})"
+    inlined = f", inlined at {callers[0]}" if callers else ""
+    called = f", called from {callers[-1]}" if len(callers) > 1 else ""
+    return f" ({source}{inlined}{called})"
 
 
 @dataclass(frozen=True)

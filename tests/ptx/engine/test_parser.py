@@ -527,6 +527,9 @@ SOMETHING = " mov.u32 %r0, 0;\n"
     # f is called once more, from elsewhere: told on the way, and not told.
     (KERNEL_CALLS_F + F_CALLS_G + SOMETHING + AGAIN + F_CALLS_G, ["c.h:5", "b.cu:8"]),
     (KERNEL_CALLS_F + F_CALLS_G + SOMETHING + AGAIN + F_CALLS_G + SOMETHING + F_CALLS_G, ["c.h:5"]),
+    # What is in doubt is further out. The places up to there are not told: the last would look like the kernel's.
+    (KERNEL_CALLS_F + F_CALLS_G + AGAIN + ".loc 2 3 1, function_name h, inlined_at 2 4 9\n" + F_CALLS_G + SOMETHING
+     + ".loc 2 3 1, function_name h, inlined_at 2 4 9\n", ["c.h:4"]),
     # Nothing is known of a place, or it is inlined into itself.
     (F_CALLS_G, ["c.h:5"]),
     (" .loc 2 5 1, function_name f, inlined_at 2 4 9\n" + F_CALLS_G, ["c.h:5", "c.h:4"]),
@@ -536,7 +539,7 @@ def test_the_callers_of_an_inlined_function_are_known_as_far_as_the_text_says(be
     with pytest.raises(ptx.MemoryFault) as caught:
         ptx.launch(ptx.Module.parse(source), "k", (1, 1, 1), (1, 1, 1), [np.zeros(0, np.uint32), None, 0])
     assert list(caught.value.callers) == callers
-    place = "c.h:4" if F_CALLS_G in before else "c.h:5"
+    place = "c.h:3" if "2 3 1" in before else "c.h:4" if F_CALLS_G in before else "c.h:5"
     inlined = f"inlined at {callers[0]}" + (f", called from {callers[-1]}" if len(callers) > 1 else "")
     assert f"({place}, {inlined})" in caught.value.message
 
